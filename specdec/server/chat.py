@@ -34,7 +34,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     work = service.chat_tokens(
         body.conversation(), body.template_arguments(), request.state.body_size, may_be_longer=is_truncated
     )
-    prompt = await while_connected(request.receive, work, seconds)
+    prompt = await service.tokenized(request, work)
     answer_id = f"chatcmpl-{request.state.request_id}"
     answer = ChatAnswer(answer_id, service, body, params)
     states = service.run(answer_id, [prompt], params, request.headers, body, "messages")

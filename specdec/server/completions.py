@@ -26,7 +26,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     special = body.add_special_tokens is not False
     limit = service.settings.request_timeout
     work = service.tokens(given, special, may_be_longer=params.truncate_prompt_tokens is not None)
-    prompts = await while_connected(request.receive, work, limit)
+    prompts = await service.tokenized(request, work)
     if params.truncate_prompt_tokens is not None:
         prompts = [tokens[-params.truncate_prompt_tokens :] for tokens in prompts]
     texts = [prompt if isinstance(prompt, str) else None for prompt in given]

@@ -7,7 +7,6 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from specdec import __version__
-from specdec.server.connection import while_connected
 from specdec.server.errors import ApiError
 from specdec.server.json_route import JsonRoute
 from specdec.server.openapi import ERRORS, answers
@@ -69,7 +68,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages", param="prompt")
     work = _tokenized(service, body, request.state.body_size)
-    return json_response(await while_connected(request.receive, work, service.settings.request_timeout))
+    return json_response(await service.tokenized(request, work))
 
 
 async def _tokenized(service: Service, body: TokenizeRequest, size: int) -> Tokenized:

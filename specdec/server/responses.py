@@ -35,7 +35,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     work = service.chat_tokens(
         body.messages(), body.template_arguments(), request.state.body_size, "input", may_be_longer=is_truncated
     )
-    prompt = await while_connected(request.receive, work, seconds)
+    prompt = await service.tokenized(request, work)
     answer_id = f"resp-{request.state.request_id}"
     answer = ResponsesAnswer(answer_id, service, body, params)
     states = service.run(answer_id, [prompt], params, request.headers, body, "input")

@@ -25,7 +25,7 @@ async def score_choices(body: ScoringRequest, request: Request) -> Response:
     service.accept(body, body.model)
     seconds = service.settings.request_timeout
     work = _tokens(service, body, request.state.body_size)
-    tokens, params = await while_connected(request.receive, work, seconds)
+    tokens, params = await service.tokenized(request, work)
     answer_id = f"score-{request.state.request_id}"
     states = service.run(answer_id, [tokens], params, request.headers, body)
     (state,) = await while_connected(request.receive, service.final(states, 1), seconds)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from msgspec import UnsetType
 
 from specdec.async_engine.async_llm import AsyncLLM
 from specdec.async_engine.errors import EngineDeadError
+from specdec.async_engine.text_lanes import SHORT_TEXT
 from specdec.config import EngineConfig
 from specdec.core.engine_stats import EngineStats
 from specdec.core.outputs import CompletionOutput, RequestOutput
@@ -25,6 +26,7 @@ from specdec.scheduling.scheduler import QueueFullError
 from specdec.server.adapters import ServedAdapters
 from specdec.server.chat_templates import read_chat_template
 from specdec.server.completion_request import Prompt
+from specdec.server.connection import while_connected
 from specdec.server.errors import ApiError, bad_request
 from specdec.server.merged import merged
 from specdec.server.metrics import RequestTimer, ServerMetrics
@@ -221,6 +223,18 @@ class Service:
             ApiError: the chat template refuses it, or there is none; a conversation that is too long.
         """
         return await self._in_lane(size, field, self.llm.texts.chat_prompt, messages, arguments, may_be_longer)
+
+    async def tokenized(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of work that tokenizes the texts of a request.
+
+        Work on long texts ends when the client goes away or the time is over; watching costs more than short ones.
+
+        Raises:
+            ClientGoneError, ApiError: see `while_connected`; what the work raises.
+        """
+        if request.state.body_size <= SHORT_TEXT:
+            return await work
+        return await while_connected(request.receive, work, self.settings.request_timeout)
 
     async def _in_lane(self, size: int, field: str, work: Callable[..., T], *args: Any) -> T:
         try:
