@@ -1,193 +1,180 @@
-"""One client's worst request against another client's small ones, through `specdec serve`.
+"""One client's worst requests against another client's small ones, through `specdec serve`.
 
-    python -m benchmarks.hostile_clients [--checkout FOLDER] [--case NAME]
+    python -m benchmarks.hostile_clients [--tree NAME=FOLDER ...] [--attacks NAME ...]
 
-For each case a hostile client sends its request, and waits. Beside it small requests are sent one after another, for
-`--seconds` or until there is an answer to the hostile one: plain ones, and ones with a regular expression that is new
-each time. Measured are their latencies, against those of the idle server; what the hostile client gets; and, once it is
-gone, the processor time that the server's processes take in the next second, and their memory beside that of before.
-Goal: a small request is delayed by at most 0.5 s, and memory returns to within 20 %. Compared are medians and maxima.
-
-`--checkout` measures the server of another work tree, which the results name by its folder. Further cases are entries
-of `CASES`.
+For each attack of `benchmarks.hostile_requests` a server of the demo model is started from each tree. A hostile client
+sends its requests at once and waits for their answers, for `--seconds` at most. Beside it small requests are sent one
+after another, by turns plain and with a regular expression that is new each time. Reported are their latencies before
+and during the attack, the attack's answers by status, the processor time that the server takes in the second after it,
+and the private memory of its processes before and after. Goal: no small request takes 0.5 s longer than the longest
+before, and memory returns to within 20 %.
 """
 
 import argparse
 import http.client
 import json
 import os
-import statistics
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from benchmarks.hostile_requests import ATTACKS, COMPLETIONS, Attack
 from benchmarks.report import write
-from benchmarks.serving import server
 
-PROMPT = "I would like to find a restaurant."
-# Seconds without an answer after which a client gives up.
-PATIENCE = 60
-IDLE_REQUESTS = 20
-
-
-def _optional(count: int) -> dict[str, Any]:
-    return {"type": "object", "properties": {f"prop_{i}": {"type": "string"} for i in range(count)}}
+# Of kB, as /proc has them.
+MIB = 1 << 10
+# Small requests of each kind before an attack, and seconds without an answer after which a client gives up.
+QUIET, PATIENCE = 20, 120
+PLAIN = {"prompt": "I would like to find a restaurant.", "max_tokens": 4, "temperature": 0}
 
 
-def _chain(count: int) -> str:
-    rules = [f'r{i} ::= r{i + 1} | "property {i}" r{i + 1}' for i in range(count)]
-    return "\n".join(["root ::= r0", *rules, f'r{count} ::= "."'])
+class Server:
+    """A server in a process of its own.
+
+    Args:
+        address: host and port.
+    """
+
+    def __init__(self, address: str, pid: int) -> None:
+        self._address, self._pid = address, pid
+
+    def send(self, path: str, raw: bytes, is_cut: bool = False) -> int:
+        """Return the status of the answer to a request; 0 if none came.
+
+        Args:
+            is_cut: close the connection as soon as the answer begins.
+        """
+        connection = http.client.HTTPConnection(self._address, timeout=PATIENCE)
+        try:
+            connection.request("POST", path, raw, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            if not is_cut:
+                answer.read()
+            return answer.status
+        except (OSError, http.client.HTTPException):
+            return 0
+        finally:
+            connection.close()
+
+    def usage(self) -> tuple[float, dict[int, float]]:
+        """Return the private memory of the server's processes in MiB, and the processor seconds of each."""
+        memory, seconds = 0.0, dict[int, float]()
+        for pid in self._processes():
+            with suppress(OSError):
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                memory += sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / MIB
+                seconds[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return memory, seconds
+
+    def _processes(self) -> list[int]:
+        pids = [self._pid]
+        for pid in pids:
+            with suppress(OSError):
+                pids += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        return pids
 
 
-def _structured(**form: Any) -> dict[str, Any]:
-    return {"model": "demo", "prompt": PROMPT, "max_tokens": 8, "structured_outputs": form}
-
-
-# Bodies of `/v1/completions` by the names of the cases.
-CASES: dict[str, Callable[[], dict[str, Any]]] = {
-    "2,000 optional properties": lambda: _structured(json=_optional(2000)),
-    "choice of 100,000 texts": lambda: _structured(choice=[f"choice number {i}" for i in range(100_000)]),
-    "grammar of 3,500 rules": lambda: _structured(grammar=_chain(3500)),
-    "pattern without end": lambda: _structured(json={"enum": ["a" * 40 + "!"], "pattern": "^(a+)+$"}),
-}
-
-
-def post(port: int, body: dict[str, Any]) -> tuple[int, str]:
-    """Send a request; return status and answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+@contextmanager
+def serving(tree: Path) -> Iterator[Server]:
+    """Serve the demo model by the code of a tree."""
+    command = [sys.executable, "-P", "-m", "specdec", "serve", "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    process = subprocess.Popen(command, cwd=tree, env=environment, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
     try:
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
+        line = next(line for line in process.stderr if " at http://" in line)
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        yield Server(line.rsplit("http://", 1)[1].strip(), process.pid)
     finally:
-        connection.close()
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            # It is busy with an attack. Its engine ends with it.
+            process.kill()
+            process.wait()
 
 
-def small_requests() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield small requests of both kinds by turns."""
-    plain = {"model": "demo", "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
-    for number in range(10, 10_000):
-        yield "plain", plain
-        yield "structured", {**plain, "structured_outputs": {"regex": f"[ab]{{{number}}}"}}
-
-
-def latencies(port: int, requests: Iterator[tuple[str, dict[str, Any]]], stop: Callable[[], bool]) -> dict[str, Any]:
-    """Return median and maximum in seconds by kind, until `stop` says so. One that fails counts as endless."""
+def small_requests(server: Server, patterns: Iterator[int], stop: Callable[[], bool]) -> dict[str, list[float]]:
+    """Send small requests until `stop` says so; return their latencies by kind. One that fails is endless."""
     found: dict[str, list[float]] = {"plain": [], "structured": []}
     while not (stop() and all(found.values())):
-        kind, body = next(requests)
-        begin = time.perf_counter()
-        try:
-            status, _ = post(port, body)
-        except OSError:
-            status = 0
-        found[kind].append(time.perf_counter() - begin if status == 200 else float("inf"))
-    return {
-        kind: {"count": len(times), "median": _shown(statistics.median(times)), "max": _shown(max(times))}
-        for kind, times in found.items()
-    }
-
-
-def _shown(seconds: float) -> float | None:
-    """Return a latency as it is written, None for a request that failed."""
-    return None if seconds == float("inf") else round(seconds, 3)
-
-
-def processes(root: int) -> list[int]:
-    """Return a process and all that it has started, directly or not."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(stat.parent.name)] = int(fields[1])
-    found = [root]
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid]
+        for kind, latencies in found.items():
+            form = {} if kind == "plain" else {"structured_outputs": {"regex": f"[ab]{{{next(patterns)}}}"}}
+            raw, began = json.dumps({**PLAIN, **form}).encode(), time.perf_counter()
+            status = server.send(COMPLETIONS, raw)
+            latencies.append(time.perf_counter() - began if status == 200 else float("inf"))
     return found
 
 
-def usage(root: int) -> tuple[float, dict[int, float]]:
-    """Return MiB of memory of their own, and seconds of processor time, of a process and all that it has started."""
-    memory, seconds = 0.0, {}
-    for pid in processes(root):
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        memory += sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
-        seconds[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return memory, seconds
+def attacked(server: Server, attack: Attack, seconds: float) -> dict[str, Any]:
+    """Return the figures of one attack."""
+    patterns, counts = iter(range(10, 100_000)), iter(range(QUIET))
+    # The first form starts the process that tries forms out.
+    first = small_requests(server, patterns, lambda: True)
+    quiet = small_requests(server, patterns, lambda: next(counts, None) is None)
+    before, _ = server.usage()
+    statuses = list[int]()
 
+    def send(path: str, body: dict[str, Any]) -> None:
+        statuses.append(server.send(path, json.dumps(body).encode(), attack.is_cut))
 
-def measure(port: int, pid: int, body: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Run one case."""
-    requests = small_requests()
-    count = iter(range(IDLE_REQUESTS))
-    idle = latencies(port, requests, lambda: next(count, None) is None)
-    memory, _ = usage(pid)
-    outcome: dict[str, Any] = {"status": None}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-    begin = time.perf_counter()
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-
-    def read() -> None:
-        try:
-            answer = connection.getresponse()
-            text = answer.read().decode()
-        except (OSError, http.client.HTTPException):
-            return
-        problem = json.loads(text).get("error", {}).get("message") if answer.status != 200 else None
-        outcome.update(status=answer.status, seconds=round(time.perf_counter() - begin, 2), problem=problem)
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    beside = latencies(port, requests, lambda: not reader.is_alive() or time.perf_counter() - begin > seconds)
-    # The client goes, if it has no answer.
-    if connection.sock is not None:
-        connection.sock.close()
+    threads = [threading.Thread(target=send, args=request, daemon=True) for request in attack.requests]
+    end = time.perf_counter() + seconds
+    for thread in threads:
+        thread.start()
+    during = small_requests(
+        server, patterns, lambda: not any(each.is_alive() for each in threads) or time.perf_counter() > end
+    )
+    time.sleep(2)
+    _, spent = server.usage()
     time.sleep(1)
-    before = usage(pid)[1]
-    time.sleep(1)
-    after = usage(pid)
+    after, now = server.usage()
     return {
-        "idle": idle,
-        "beside": beside,
-        "hostile": dict(outcome),
-        "processor_seconds_once_gone": round(
-            sum(seconds - before.get(pid, 0.0) for pid, seconds in after[1].items()), 2
-        ),
-        "memory_mib": {"before": round(memory, 1), "after": round(after[0], 1)},
+        "statuses": dict(Counter(map(str, statuses))),
+        "unanswered": sum(each.is_alive() for each in threads),
+        "first_form_s": round(first["structured"][0], 3),
+        "small": {kind: _latencies(quiet[kind], during[kind]) for kind in quiet},
+        "processor_s_after": round(sum(each - spent.get(pid, 0.0) for pid, each in now.items()), 2),
+        "private_mib": {"before": round(before), "after": round(after)},
     }
+
+
+def _latencies(quiet: Sequence[float], during: Sequence[float]) -> dict[str, float | None]:
+    """Return figures in seconds; None where a request failed."""
+    figures = {
+        "median_before": median(quiet),
+        "longest_before": max(quiet),
+        "median": median(during),
+        "longest": max(during),
+        "longer": max(during) - max(quiet),
+    }
+    return {name: None if value == float("inf") else round(value, 3) for name, value in figures.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkout", type=Path, help="work tree of the server")
-    parser.add_argument("--case", choices=CASES, action="append", help="one of some cases")
-    parser.add_argument("--seconds", type=float, default=15.0, help="longest time of a case")
-    parser.add_argument("--name", default="hostile_clients", help="of the file of results")
-    given = parser.parse_args()
-    os.environ["PYTHONPATH"] = str((given.checkout or Path.cwd()).absolute())
-    command = [sys.executable, "-P", "-m", "specdec", "serve", "--served-model-name", "demo"]
-    results = {}
-    for name, body in CASES.items():
-        if given.case is None or name in given.case:
-            # A new server each time: what one case leaves behind is none of the next one's.
-            with server(command) as port:
-                (pid,) = [child for child in processes(os.getpid()) if _serves(child, port)]
-                results[name] = measure(port, pid, body(), given.seconds)
-                print(name, json.dumps(results[name]), flush=True)
-    write(given.name, {"checkout": given.checkout.name if given.checkout else None, "cases": results})
-
-
-def _serves(pid: int, port: int) -> bool:
-    return f"--port\0{port}" in Path(f"/proc/{pid}/cmdline").read_text()
+    parser.add_argument("--tree", action="append", metavar="NAME=FOLDER", help="default: after=.")
+    parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
+    parser.add_argument("--seconds", type=float, default=30.0, help="longest time of an attack")
+    args = parser.parse_args()
+    trees = dict(each.partition("=")[::2] for each in args.tree or ["after=."])
+    figures: dict[str, dict[str, Any]] = {name: {} for name in args.attacks}
+    # The trees by turns, and a new server each time: what an attack leaves behind is none of the next one's.
+    for name in args.attacks:
+        for label, folder in trees.items():
+            with serving(Path(folder).absolute()) as server:
+                figures[name][label] = attacked(server, ATTACKS[name](), args.seconds)
+            print(name, label, json.dumps(figures[name][label]), file=sys.stderr, flush=True)
+    write("hostile_clients", {"attacks": figures})
 
 
 if __name__ == "__main__":
