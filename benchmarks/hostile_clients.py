@@ -3,17 +3,19 @@
     python -m benchmarks.hostile_clients [--tree NAME=FOLDER ...] [--attacks NAME ...]
 
 For each attack of `benchmarks.hostile_requests` a server of the demo model is started from each tree. A hostile client
-sends its requests at once and waits for their answers, for `--seconds` at most. Beside it small requests are sent one
-after another, by turns plain and with a regular expression that is new each time. Reported are their latencies before
-and during the attack, the attack's answers by status, the processor time that the server takes in the second after it,
-and the private memory of its processes before and after. Goal: no small request takes 0.5 s longer than the longest
-before, and memory returns to within 20 %.
+sends its requests at once and waits for their answers, for `--seconds` at most; then it goes away. From another address
+small requests are sent one after another, by turns plain and with a regular expression that is new each time. Reported
+are their latencies before and during the attack, the attack's answers by status, the processor time that the server
+takes in the second after it, and the private memory of its processes before and after; that of the cache, which is set
+aside at start, counts once it is used. Goal: no small request takes 0.5 s longer than the longest before, and memory
+returns to within 20 %.
 """
 
 import argparse
 import http.client
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -32,6 +34,8 @@ from benchmarks.report import write
 MIB = 1 << 10
 # Small requests of each kind before an attack, and seconds without an answer after which a client gives up.
 QUIET, PATIENCE = 20, 120
+# Addresses of the two clients, all of which are this machine.
+SMALL, HOSTILE = "127.0.0.1", "127.0.0.2"
 PLAIN = {"prompt": "I would like to find a restaurant.", "max_tokens": 4, "temperature": 0}
 
 
@@ -44,24 +48,34 @@ class Server:
 
     def __init__(self, address: str, pid: int) -> None:
         self._address, self._pid = address, pid
+        self._connections = dict[str, set[http.client.HTTPConnection]]()
 
-    def send(self, path: str, raw: bytes, is_cut: bool = False) -> int:
+    def send(self, path: str, raw: bytes, source: str, is_cut: bool = False) -> int:
         """Return the status of the answer to a request; 0 if none came.
 
         Args:
+            source: the client's own address.
             is_cut: close the connection as soon as the answer begins.
         """
-        connection = http.client.HTTPConnection(self._address, timeout=PATIENCE)
+        connection = http.client.HTTPConnection(self._address, timeout=PATIENCE, source_address=(source, 0))
+        self._connections.setdefault(source, set()).add(connection)
         try:
             connection.request("POST", path, raw, {"Content-Type": "application/json"})
             answer = connection.getresponse()
             if not is_cut:
                 answer.read()
             return answer.status
-        except (OSError, http.client.HTTPException):
+        except (OSError, ValueError, http.client.HTTPException):
             return 0
         finally:
             connection.close()
+            self._connections[source].discard(connection)
+
+    def cut(self, source: str) -> None:
+        """Close all connections of a client."""
+        for connection in list(self._connections.get(source, ())):
+            if connection.sock is not None:
+                connection.sock.shutdown(socket.SHUT_RDWR)
 
     def usage(self) -> tuple[float, dict[int, float]]:
         """Return the private memory of the server's processes in MiB, and the processor seconds of each."""
@@ -110,7 +124,7 @@ def small_requests(server: Server, patterns: Iterator[int], stop: Callable[[], b
         for kind, latencies in found.items():
             form = {} if kind == "plain" else {"structured_outputs": {"regex": f"[ab]{{{next(patterns)}}}"}}
             raw, began = json.dumps({**PLAIN, **form}).encode(), time.perf_counter()
-            status = server.send(COMPLETIONS, raw)
+            status = server.send(COMPLETIONS, raw, SMALL)
             latencies.append(time.perf_counter() - began if status == 200 else float("inf"))
     return found
 
@@ -125,7 +139,7 @@ def attacked(server: Server, attack: Attack, seconds: float) -> dict[str, Any]:
     statuses = list[int]()
 
     def send(path: str, body: dict[str, Any]) -> None:
-        statuses.append(server.send(path, json.dumps(body).encode(), attack.is_cut))
+        statuses.append(server.send(path, json.dumps(body).encode(), HOSTILE, attack.is_cut))
 
     threads = [threading.Thread(target=send, args=request, daemon=True) for request in attack.requests]
     end = time.perf_counter() + seconds
@@ -134,13 +148,15 @@ def attacked(server: Server, attack: Attack, seconds: float) -> dict[str, Any]:
     during = small_requests(
         server, patterns, lambda: not any(each.is_alive() for each in threads) or time.perf_counter() > end
     )
+    unanswered = sum(each.is_alive() for each in threads)
+    server.cut(HOSTILE)
     time.sleep(2)
     _, spent = server.usage()
     time.sleep(1)
     after, now = server.usage()
     return {
-        "statuses": dict(Counter(map(str, statuses))),
-        "unanswered": sum(each.is_alive() for each in threads),
+        "statuses": dict(Counter(map(str, statuses[: len(threads) - unanswered]))),
+        "unanswered": unanswered,
         "first_form_s": round(first["structured"][0], 3),
         "small": {kind: _latencies(quiet[kind], during[kind]) for kind in quiet},
         "processor_s_after": round(sum(each - spent.get(pid, 0.0) for pid, each in now.items()), 2),

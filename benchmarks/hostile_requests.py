@@ -46,6 +46,10 @@ def _chain(count: int) -> str:
     return "\n".join(["root ::= r0", *rules, f'r{count} ::= "."'])
 
 
+def _endless(index: int) -> dict[str, Any]:
+    return {"enum": ["a" * 40 + "!" * index], "pattern": "^(a+)+$"}
+
+
 def _token_lists() -> Attack:
     return Attack(
         [
@@ -79,6 +83,11 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "2,000 optional properties": lambda: _structured(json=_optional(2000)),
     "a choice among 100,000 texts": lambda: _structured(choice=[f"choice number {i}" for i in range(100_000)]),
     "a grammar of 3,500 rules": lambda: _structured(grammar=_chain(3500)),
-    "a pattern without end": lambda: _structured(json={"enum": ["a" * 40 + "!"], "pattern": "^(a+)+$"}),
+    "a pattern without end": lambda: _structured(json=_endless(1)),
+    "500 long answers": lambda: Attack([_completion(max_tokens=1000, ignore_eos=True)] * 500),
+    "500 prompts of 8,000 characters": lambda: Attack([_completion(_text(8000))] * 500),
+    "100 patterns without end": lambda: Attack(
+        [_completion(structured_outputs={"json": _endless(index)}) for index in range(1, 101)]
+    ),
     "200 streams that are cut off": lambda: Attack([_completion(stream=True, **_LONG)] * 200, is_cut=True),
 }

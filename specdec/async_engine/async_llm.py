@@ -158,6 +158,7 @@ class AsyncLLM:
         lora_request: LoRARequest | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        client: str = "",
         interval: float = 0.0,
         trace: bool = False,
     ) -> AsyncGenerator[RequestOutput]:
@@ -174,6 +175,7 @@ class AsyncLLM:
             lora_request: an adapter, which is loaded if it is not yet; needs `enable_lora`.
             priority: lower ones first, under the policy "priority".
             cache_salt: only requests of the same salt share cached prefixes.
+            client: who asks. One with many requests at once does not delay those of others.
             interval: seconds for which tokens after the first may wait to come in one state, which costs less where
                 tokens come fast; infinity for the states after the first token and at the end alone.
             trace: let the outputs' `steps` hold all steps with their draft trees.
@@ -193,7 +195,7 @@ class AsyncLLM:
         content, text, cache_salt = read_prompt(prompt, cache_salt)
         size = num_characters(content, params)
         if size > SHORT_TEXT or params.structured_outputs is not None:
-            tokens, own = await self.lanes.run(size, self._read, content, params, priority, cache_salt)
+            tokens, own = await self.lanes.run(client, size, self._read, content, params, priority, cache_salt)
         else:
             tokens, own = self._read(content, params, priority, cache_salt)
         if params.output_kind is RequestOutputKind.FINAL_ONLY:
@@ -209,7 +211,7 @@ class AsyncLLM:
             raise EngineDeadError(CLOSED)
         adapter = None if lora_request is None else with_whole_path(lora_request)
         raw = msgspec.Raw(encode(own))
-        self._connection.send(Add(number, tokens, raw, int(priority), cache_salt, interval, trace, adapter))
+        self._connection.send(Add(number, tokens, raw, int(priority), cache_salt, interval, trace, adapter, client))
         stream = RequestStream(name, text, tokens, params.n, adapter)
         self._streams[number], self._numbers[name] = stream, number
         self._none_running.clear()

@@ -1,4 +1,7 @@
-"""Compilations of grammars beside the engine's steps: several at once, each with limits, each can be cancelled."""
+"""Compilations of grammars beside the engine's steps: several at once, each with limits, each can be cancelled.
+
+Clients have turns, and forms that take long do not keep others waiting.
+"""
 
 import logging
 import math
@@ -9,18 +12,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from specdec.async_engine.client_threads import ClientThreads
 from specdec.async_engine.compile_messages import CompileSetup, Refusal, send_end
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.models.grammar_compiler import GrammarCompiler
 from specdec.models.grammar_source import GrammarSource
 
-# Compilations at once. Further ones wait.
-NUM_LANES = 4
+# Compilations at once: of forms that are new, each for so many seconds at most, and of those that took longer.
+NUM_QUICK, NUM_LONG = 2, 2
+QUICK = 0.25
 # Bytes that one compilation may allocate.
 MEMORY = 1 << 30
 # Most characters of a compiled grammar that other ranks read, within a step.
@@ -37,12 +43,17 @@ class CancelledCompilation(Exception):
 class Compilation(Generic[T]):
     """One request's compilation, and what is made with its grammar.
 
+    Args:
+        make: makes something once the grammar is compiled.
+        client: who asks for it.
+
     Attributes:
-        future: what `CompileLanes.submit` was asked to make.
-        pid: the process that tries the grammar out, None before and after.
+        future: what `make` returns.
+        pid: the process that tries the form out, None before and after.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, params: StructuredOutputsParams, make: Callable[[], T], client: str) -> None:
+        self.params, self.make, self.client = params, make, client
         self.future: Future[T] = Future()
         self.pid: int | None = None
         self._lock = threading.Lock()
@@ -64,38 +75,38 @@ class Compilation(Generic[T]):
         if self._is_cancelled:
             raise CancelledCompilation
 
-    def tried(self, connection: Connection, params: StructuredOutputsParams, timeout: float) -> GrammarSource:
-        """Have a form tried out.
+    def tried(self, connection: Connection, timeout: float) -> GrammarSource | None:
+        """Have the form tried out.
 
         Args:
             connection: to a process that is started.
+
+        Returns:
+            None if it took longer.
 
         Raises:
             ValueError: no grammar, or one that exceeds a limit.
             CancelledCompilation: it was cancelled.
             EOFError: the process could not be started.
         """
-        pid = connection.recv()
+        form, pid = self.params.form, connection.recv()
         with self._lock:
             self.pid = pid
             if self._is_cancelled:
                 self._kill()
         try:
             with suppress(BrokenPipeError):
-                connection.send(params)
+                connection.send(self.params)
             if not connection.poll(timeout):
                 with self._lock:
                     self._kill()
-                raise ValueError(
-                    f"structured_outputs.{params.form} was not compiled within structured_compile_timeout, "
-                    f"{timeout:g} seconds; make it smaller, or start the engine with a larger one"
-                )
+                return None
             answer = connection.recv()
         except (EOFError, ConnectionError):
             self.check()
             raise ValueError(
-                f"structured_outputs.{params.form} cannot be compiled: its process ended, by a fault or for want of "
-                f"memory (limit {MEMORY >> 20} MiB); make it smaller"
+                f"structured_outputs.{form} cannot be compiled: its process ended, by a fault or for want of memory "
+                f"(limit {MEMORY >> 20} MiB); make it smaller"
             ) from None
         finally:
             with self._lock:
@@ -110,7 +121,8 @@ class CompileLanes:
     """Compiles grammars in threads. Each new form is tried out in a process before.
 
     What ends there within the limits is compiled again in this process: a compiled grammar cannot be handed over in
-    less time. The compile process is started by the first form, and again if it ends.
+    less time. The compile process is started by the first form, and again if it ends. A form that takes longer than
+    `QUICK` seconds begins anew in another lane.
 
     Args:
         timeout: seconds for one form.
@@ -118,36 +130,45 @@ class CompileLanes:
 
     def __init__(self, compiler: GrammarCompiler, timeout: float) -> None:
         self._compiler, self._timeout = compiler, timeout
-        self._threads = ThreadPoolExecutor(NUM_LANES, "grammars")
+        self._quick, self._long = ClientThreads(NUM_QUICK, "grammars"), ClientThreads(NUM_LONG, "large grammars")
         self._lock = threading.Lock()
         self._process: _CompileProcess | None = None
 
-    def submit(self, params: StructuredOutputsParams, make: Callable[[], T]) -> Compilation[T]:
+    def submit(self, params: StructuredOutputsParams, make: Callable[[], T], client: str) -> Compilation[T]:
         """Compile a form, and run `make` with its grammar compiled."""
-        compilation = Compilation[T]()
-        self._threads.submit(self._run, compilation, params, make)
+        compilation = Compilation(params, make, client)
+        self._quick.submit(client, partial(self._run, compilation, min(QUICK, self._timeout)))
         return compilation
 
-    def _run(self, compilation: Compilation[T], params: StructuredOutputsParams, make: Callable[[], T]) -> None:
+    def _run(self, compilation: Compilation[Any], timeout: float) -> None:
         try:
             compilation.check()
-            if self._compiler.known(params) is None:
-                source = self._tried(compilation, params)
-                self._compiler.compile(params, source)
+            if self._compiler.known(compilation.params) is None:
+                source = self._tried(compilation, timeout)
+                if source is None and timeout < self._timeout:
+                    self._long.submit(compilation.client, partial(self._run, compilation, self._timeout))
+                    return
+                if source is None:
+                    raise ValueError(
+                        f"structured_outputs.{compilation.params.form} was not compiled within "
+                        f"structured_compile_timeout, {timeout:g} seconds; make it smaller, or start the engine with a "
+                        "larger one"
+                    )
+                self._compiler.compile(compilation.params, source)
             compilation.check()
-            compilation.future.set_result(make())
+            compilation.future.set_result(compilation.make())
         except Exception as error:
             compilation.future.set_exception(error)
 
-    def _tried(self, compilation: Compilation[T], params: StructuredOutputsParams) -> GrammarSource:
+    def _tried(self, compilation: Compilation[Any], timeout: float) -> GrammarSource | None:
         try:
             with self._connection() as connection:
-                return compilation.tried(connection, params, self._timeout)
+                return compilation.tried(connection, timeout)
         except (EOFError, OSError):
             logger.warning("the compile process of structured outputs has ended; it is started again")
         try:
             with self._connection() as connection:
-                return compilation.tried(connection, params, self._timeout)
+                return compilation.tried(connection, timeout)
         except (EOFError, OSError):
             raise RuntimeError("the compile process of structured outputs does not start") from None
 
@@ -163,7 +184,8 @@ class CompileLanes:
 
     def close(self) -> None:
         """End all compilations."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._quick.close()
+        self._long.close()
         with self._lock:
             if self._process is not None:
                 self._process.close()

@@ -184,6 +184,8 @@ class EngineLoop:
             cache_salt=message.cache_salt,
             lora_request=message.adapter,
         )
+        for request in group.requests:
+            request.client = message.client
         if message.trace:
             group.start_trace()
         return Outbox(message.number, group, message.interval)
@@ -201,7 +203,7 @@ class EngineLoop:
             return False
         if self._lanes is None:
             self._lanes = CompileLanes(compiler, requests.config.structured_compile_timeout)
-        self._compiling[message.number] = _Compiling(message, params, self._lanes.submit(form, work))
+        self._compiling[message.number] = _Compiling(message, params, self._lanes.submit(form, work, message.client))
         return True
 
     def _add_compiled(self) -> None:

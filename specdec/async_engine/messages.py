@@ -57,6 +57,7 @@ class Add(Message):
         interval: seconds for which news after the first token may wait; infinity for none until the end.
         trace: whether deltas hold all steps with their draft trees.
         adapter: of the target, for this request.
+        client: who asks.
     """
 
     number: int
@@ -67,6 +68,7 @@ class Add(Message):
     interval: float = 0.0
     trace: bool = False
     adapter: LoRARequest | None = None
+    client: str = ""
 
 
 class Abort(Message):

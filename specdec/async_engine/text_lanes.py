@@ -4,9 +4,10 @@ import asyncio
 import ctypes
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import ParamSpec, TypeVar
+
+from specdec.async_engine.client_threads import ClientThreads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -18,24 +19,28 @@ _THREADS = 2
 
 
 class TextLanes:
-    """Three lanes of threads. Long texts are tokenized one at a time, which bounds the memory that they take."""
+    """Three lanes of threads, in each of which clients have turns.
+
+    Long texts are tokenized one at a time, which bounds the memory that they take.
+    """
 
     @cached_property
-    def _short(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(_THREADS, "short texts")
+    def _short(self) -> ClientThreads:
+        return ClientThreads(_THREADS, "short texts")
 
     @cached_property
-    def _middle(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(_THREADS, "texts")
+    def _middle(self) -> ClientThreads:
+        return ClientThreads(_THREADS, "texts")
 
     @cached_property
-    def _long(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, "long texts")
+    def _long(self) -> ClientThreads:
+        return ClientThreads(1, "long texts")
 
-    async def run(self, size: int, work: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
+    async def run(self, client: str, size: int, work: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
         """Return the result of work in a thread of its lane. Cancelling drops work that has not begun.
 
         Args:
+            client: who asks for it.
             size: characters of all texts that are tokenized.
         """
 
@@ -47,7 +52,7 @@ class TextLanes:
                     _return_memory()
 
         lane = self._short if size <= SHORT_TEXT else self._middle if size <= LONG_TEXT else self._long
-        return await asyncio.get_running_loop().run_in_executor(lane, call)
+        return await asyncio.wrap_future(lane.submit(client, call))
 
 
 def _return_memory() -> None:

@@ -94,7 +94,7 @@ def serve(
         typer.Option(
             metavar="|".join(get_args(Policy)),
             rich_help_panel="Server",
-            help="Order of requests: fcfs, or priority (lowest first); default: fcfs.",
+            help="Order of requests: fcfs (clients by turns), or priority (lowest first); default: fcfs.",
         ),
     ] = None,
     replicas: Annotated[

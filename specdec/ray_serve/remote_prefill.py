@@ -91,7 +91,7 @@ class RemotePrefill:
         # None of the request's own parameters has a part in the blocks.
         params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
         given = (add.number, add.prompt, msgspec.Raw(encode(params)), add.priority, add.cache_salt)
-        request = Add(*given, adapter=add.adapter)
+        request = Add(*given, adapter=add.adapter, client=add.client)
         num_cached = None
         parts = cast("AsyncGenerator[bytes]", self._generate(name, encode(request), route))
         async with aclosing(parts):

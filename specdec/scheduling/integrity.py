@@ -1,5 +1,6 @@
 """Invariants of the cache and the scheduler, recomputed from outside: for tests, and for long runs."""
 
+from collections import Counter
 from collections.abc import Iterable
 from operator import attrgetter
 
@@ -79,6 +80,7 @@ def check_queues(queues: RequestQueues) -> None:
         assert not request.block_table, "a waiting request holds blocks"
     assert not any(request.host_blocks for request in queues.waiting_for_kv), "a swapped request waits for other blocks"
     assert not any(request.host_blocks for request in queues.running), "a running request is swapped out"
+    assert queues._num_queued == Counter(request.client for request in queued), "clients are miscounted"
 
 
 def check_scheduler(scheduler: Scheduler) -> None:

@@ -2,20 +2,27 @@
 
 import itertools
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterator
 from operator import attrgetter
 
 from specdec.core.request import Request
+from specdec.scheduling.scheduler_config import Policy
 
 # A request is overtaken by requests of the next lower priority number only if they arrive within this many steps.
 PRIORITY_STEPS = 1000
+# A client's second request is overtaken by first ones of other clients only if they arrive within this many steps, its
+# third one within twice as many.
+TURN_STEPS = 1000
 
 
 class RequestQueues:
     """Two lists in order of rank.
 
-    The rank is the order of arrival, or with the policy "priority" the step of arrival plus `PRIORITY_STEPS` times the
-    priority. A child ranks directly behind its parent and the parent's earlier children.
+    With the policy "priority" the rank is the step of arrival plus `PRIORITY_STEPS` times the priority. With "fcfs" it
+    is the step of arrival plus `TURN_STEPS` times the requests that its client has queued already, and a client's
+    requests keep the order of their arrival. So a client with many requests delays its own: it loses seats and blocks
+    to clients that have fewer. A child ranks directly behind its parent and the parent's earlier children.
 
     Attributes:
         running: requests that hold a seat and blocks.
@@ -24,24 +31,36 @@ class RequestQueues:
             other request.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
         self.running: list[Request] = []
         self.waiting: list[Request] = []
         self.waiting_for_kv: list[Request] = []
         self._arrivals = itertools.count()
+        # By client: its queued requests, and the last of their turns.
+        self._num_queued = Counter[str]()
+        self._last_turns: dict[str, int] = {}
 
     def add(self, request: Request, step: int) -> None:
         """Append a new request to the waiting ones.
 
         Args:
-            step: the current step under the policy "priority", 0 under "fcfs".
+            step: the current step.
         """
-        request.rank = (step + PRIORITY_STEPS * request.priority, next(self._arrivals), 0)
+        client = request.client
+        if self._policy == "priority":
+            turn = step + PRIORITY_STEPS * request.priority
+        else:
+            turn = max(self._last_turns.get(client, step), step + TURN_STEPS * self._num_queued[client])
+            self._last_turns[client] = turn
+        self._num_queued[client] += 1
+        request.rank = (turn, next(self._arrivals), 0)
         self.wait(request)
 
     def add_child(self, parent: Request, child: Request, runs: bool) -> None:
         """Insert a child of a queued request behind it."""
-        child.rank = (parent.rank[0], parent.rank[1], next(self._arrivals))
+        child.client, child.rank = parent.client, (parent.rank[0], parent.rank[1], next(self._arrivals))
+        self._num_queued[child.client] += 1
         insort(self.running if runs else self.waiting, child, key=attrgetter("rank"))
 
     def wait(self, request: Request) -> None:
@@ -58,6 +77,10 @@ class RequestQueues:
         for queue in (self.running, self.waiting, self.waiting_for_kv):
             if request in queue:
                 queue.remove(request)
+                self._num_queued[request.client] -= 1
+                if not self._num_queued[request.client]:
+                    del self._num_queued[request.client]
+                    self._last_turns.pop(request.client, None)
                 return True
         return False
 

@@ -88,7 +88,7 @@ class Scheduler:
             if step_cost is not None and config.adaptive_drafts:
                 self.tree_sizer = TreeSizer(step_cost, shape, prior=rank_values)
             self.draft_budget = DraftBudget(shape, draft_context, most_read, self.tree_sizer, draws, reads_prompts)
-        self.queues = RequestQueues()
+        self.queues = RequestQueues(config.scheduling_policy)
         self.running, self.waiting = self.queues.running, self.queues.waiting
         self.planner = StepPlanner(self.queues, manager, config, preemption_cost or PreemptionCost(), connector)
         self._stats = EngineStats()
@@ -118,8 +118,7 @@ class Scheduler:
                 choice that no tree holds.
             QueueFullError: `max_queued_requests` requests wait.
         """
-        by_priority = self.config.scheduling_policy == "priority"
-        if request.priority and not by_priority:
+        if request.priority and self.config.scheduling_policy != "priority":
             raise ValueError(f"priority {request.priority} needs scheduling_policy 'priority'; it is 'fcfs'")
         if request.choices is not None and request.choices.most_nodes > self.max_choice_nodes:
             raise ValueError(
@@ -138,7 +137,7 @@ class Scheduler:
                 most = self.config.max_queued_requests
                 raise QueueFullError(f"{most} requests wait, as many as may; try again later")
         request.times.queued = time.monotonic()
-        self.queues.add(request, self._stats.steps if by_priority else 0)
+        self.queues.add(request, self._stats.steps)
         self._stats.queued += 1
 
     def fork(self, parent: Request, child: Request) -> None:

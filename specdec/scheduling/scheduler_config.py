@@ -24,7 +24,9 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = setting(
         0, "Most tokens of one prompt in a step; 0: no limit but the step's.", least=0, wanted="at least 1, or 0"
     )
-    scheduling_policy: Policy = setting("fcfs", 'Order of requests: "fcfs", or "priority" (lowest first).', flags="")
+    scheduling_policy: Policy = setting(
+        "fcfs", 'Order of requests: "fcfs" (clients by turns), or "priority" (lowest first).', flags=""
+    )
     prefill_stretch: float = setting(
         1.75,
         "A prompt may make a step of decoding requests at most this many times as long, by measured costs; each "

@@ -31,13 +31,11 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     )
     service.leave_room(params)
     seconds, is_truncated = service.settings.request_timeout, params.truncate_prompt_tokens is not None
-    work = service.chat_tokens(
-        body.conversation(), body.template_arguments(), request.state.body_size, may_be_longer=is_truncated
-    )
+    work = service.chat_tokens(request, body.conversation(), body.template_arguments(), may_be_longer=is_truncated)
     prompt = await service.tokenized(request, work)
     answer_id = f"chatcmpl-{request.state.request_id}"
     answer = ChatAnswer(answer_id, service, body, params)
-    states = service.run(answer_id, [prompt], params, request.headers, body, "messages")
+    states = service.run(answer_id, [prompt], params, request, body, "messages")
     if body.stream:
         return EventStream(answer.events(states), seconds)
     (state,) = await while_connected(request.receive, service.final(states, 1), seconds)

@@ -25,14 +25,14 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     given, params = body.prompts(), _params(body, service)
     special = body.add_special_tokens is not False
     limit = service.settings.request_timeout
-    work = service.tokens(given, special, may_be_longer=params.truncate_prompt_tokens is not None)
+    work = service.tokens(request, given, special, may_be_longer=params.truncate_prompt_tokens is not None)
     prompts = await service.tokenized(request, work)
     if params.truncate_prompt_tokens is not None:
         prompts = [tokens[-params.truncate_prompt_tokens :] for tokens in prompts]
     texts = [prompt if isinstance(prompt, str) else None for prompt in given]
     answer_id = f"cmpl-{request.state.request_id}"
     answer = CompletionAnswer(answer_id, service, body, texts, prompts, params)
-    states = service.run(answer_id, prompts, params, request.headers, body)
+    states = service.run(answer_id, prompts, params, request, body)
     if body.stream:
         return EventStream(answer.events(states), limit)
     outputs = await while_connected(request.receive, service.final(states, len(prompts)), limit)

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from urllib.parse import quote
+from weakref import WeakValueDictionary
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -36,6 +37,8 @@ class Gate:
     def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: ServerMetrics) -> None:
         self._app, self._settings, self._metrics = app, settings, metrics
         self._keys, self._admin_keys = _digests(settings.api_key), _digests(settings.admin_api_key)
+        # By client.
+        self._turns = WeakValueDictionary[str, asyncio.Lock]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -61,8 +64,11 @@ class Gate:
 
         try:
             _check_headers(headers)
-            self._check_key(headers, scope["path"].removeprefix(scope.get("root_path", "")))
+            key = self._checked_key(headers, scope["path"].removeprefix(scope.get("root_path", "")))
+            client = key or (scope.get("client") or ("",))[0]
+            scope["state"]["client"] = client
             body = await self._body(headers, receive)
+            await self._turn(client)
         except ApiError as error:
             note_outcome(scope, error)
             await error_response(error)(scope, receive, send_with_id)
@@ -75,6 +81,12 @@ class Gate:
             self._metrics.answered(scope["method"], route, status, seconds)
             self._log(scope, status, seconds, reason)
 
+    async def _turn(self, client: str) -> None:
+        """Let one request of each client pass, then what else the event loop has to do."""
+        lock = self._turns.setdefault(client, asyncio.Lock())
+        async with lock:
+            await asyncio.sleep(0)
+
     def _log(self, scope: Scope, status: int, seconds: float, reason: str) -> None:
         # A path is decoded, and may hold whatever a client wants to see in the log.
         name, method, path = scope["state"]["request_id"], scope["method"], quote(scope["path"], errors="replace")
@@ -82,15 +94,18 @@ class Gate:
         why = f": {reason}" if reason else ""
         logger.info("%s %s %d in %.3f s, request %s%s", method, path, status, seconds, name, why, extra=fields)
 
-    def _check_key(self, headers: Headers, path: str) -> None:
+    def _checked_key(self, headers: Headers, path: str) -> str:
         """Check the key that a request brings; the administrator's opens every route.
+
+        Returns:
+            Its hash, the empty string if none is needed.
 
         Raises:
             ApiError: 401, a missing or wrong key; 403, a client's key for a route that is the administrator's.
         """
         is_admin, has_keys = path in ADMIN_PATHS, bool(self._keys or self._admin_keys)
         if path in OPEN_PATHS or not (has_keys if is_admin else self._keys):
-            return
+            return ""
         if is_admin and not self._admin_keys:
             raise ApiError(403, "this route needs an administrator's key; start the server with --admin-api-key")
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -102,6 +117,7 @@ class Gate:
         if not (is_client or is_administrator):
             message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
             raise ApiError(401, message, code="invalid_api_key")
+        return given.hex()
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
         """Return the whole body.

@@ -1,6 +1,7 @@
 """Routes beside the generation of text: models and adapters, tokens, health, abort, update of the draft, metrics."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
@@ -67,19 +68,20 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     service.accept(body, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages", param="prompt")
-    work = _tokenized(service, body, request.state.body_size)
+    work = _tokenized(service, body, request)
     return json_response(await service.tokenized(request, work))
 
 
-async def _tokenized(service: Service, body: TokenizeRequest, size: int) -> Tokenized:
+async def _tokenized(service: Service, body: TokenizeRequest, request: Request) -> Tokenized:
     if body.messages is not None:
-        tokens = await service.chat_tokens(body.conversation(), body.template_arguments(), size)
+        tokens = await service.chat_tokens(request, body.conversation(), body.template_arguments())
     else:
         body.check_prompt()
-        (tokens,) = await service.tokens([body.prompt or ""], body.add_special_tokens is not False)
+        (tokens,) = await service.tokens(request, [body.prompt or ""], body.add_special_tokens is not False)
     reply = Tokenized(len(tokens), service.llm.max_model_len, tokens)
     if body.return_token_strs:
-        reply.token_strs = await service.llm.lanes.run(size, _names, service, tokens)
+        work = partial(_names, service, tokens)
+        reply.token_strs = await service.llm.lanes.run(request.state.client, request.state.body_size, work)
     return reply
 
 
@@ -100,7 +102,8 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     if given and (min(given) < 0 or max(given) >= size):
         wrong = next(token for token in given if not 0 <= token < size)
         raise ApiError(400, f"tokens holds {wrong}; token ids lie between 0 and {size - 1}", param="tokens")
-    text = await service.llm.lanes.run(request.state.body_size, tokenizer.decode, given, skip_special_tokens=False)
+    work = partial(tokenizer.decode, given, skip_special_tokens=False)
+    text = await service.llm.lanes.run(request.state.client, request.state.body_size, work)
     return json_response(Detokenized(text))
 
 

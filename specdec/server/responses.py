@@ -32,13 +32,11 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
         params.truncate_prompt_tokens = -1
     service.leave_room(params)
     seconds, is_truncated = service.settings.request_timeout, params.truncate_prompt_tokens is not None
-    work = service.chat_tokens(
-        body.messages(), body.template_arguments(), request.state.body_size, "input", may_be_longer=is_truncated
-    )
+    work = service.chat_tokens(request, body.messages(), body.template_arguments(), "input", may_be_longer=is_truncated)
     prompt = await service.tokenized(request, work)
     answer_id = f"resp-{request.state.request_id}"
     answer = ResponsesAnswer(answer_id, service, body, params)
-    states = service.run(answer_id, [prompt], params, request.headers, body, "input")
+    states = service.run(answer_id, [prompt], params, request, body, "input")
     if body.stream:
         return EventStream(answer.events(states), seconds, answer.error_event)
     (state,) = await while_connected(request.receive, service.final(states, 1), seconds)

@@ -24,10 +24,10 @@ async def score_choices(body: ScoringRequest, request: Request) -> Response:
     service = service_of(request)
     service.accept(body, body.model)
     seconds = service.settings.request_timeout
-    work = _tokens(service, body, request.state.body_size)
+    work = _tokens(service, body, request)
     tokens, params = await service.tokenized(request, work)
     answer_id = f"score-{request.state.request_id}"
-    states = service.run(answer_id, [tokens], params, request.headers, body)
+    states = service.run(answer_id, [tokens], params, request, body)
     (state,) = await while_connected(request.receive, service.final(states, 1), seconds)
     scores = state.choices or []
     count = len(tokens) + sum(len(score.token_ids) for score in scores)
@@ -41,11 +41,8 @@ async def score_choices(body: ScoringRequest, request: Request) -> Response:
     return json_response(reply)
 
 
-async def _tokens(service: Service, body: ScoringRequest, size: int) -> tuple[list[int], SamplingParams]:
+async def _tokens(service: Service, body: ScoringRequest, request: Request) -> tuple[list[int], SamplingParams]:
     """Return the prompt's tokens, and parameters with those of the choices.
-
-    Args:
-        size: bytes of the request.
 
     Raises:
         ApiError: a field that asks for something else, or what cannot be tokenized.
@@ -60,11 +57,13 @@ async def _tokens(service: Service, body: ScoringRequest, size: int) -> tuple[li
         # Each text choice is tokenized with all that comes before it.
         texts = [choice for choice in body.choices if isinstance(choice, str)]
         own = sum(map(len, texts))
-        prompt, params = await service.llm.lanes.run((size - own) * max(len(texts), 1) + own, work)
+        size = (request.state.body_size - own) * max(len(texts), 1) + own
+        prompt, params = await service.llm.lanes.run(request.state.client, size, work)
     except ValueError as error:
         field = "prompt" if body.messages is None else "messages"
         raise ApiError(400, str(error), param="choices" if str(error).startswith("choices") else field) from None
-    (tokens,) = await service.tokens([prompt if isinstance(prompt, str) else list(prompt)], may_be_longer=False)
+    given = prompt if isinstance(prompt, str) else list(prompt)
+    (tokens,) = await service.tokens(request, [given], may_be_longer=False)
     return tokens, params
 
 

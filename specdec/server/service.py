@@ -6,6 +6,7 @@ import math
 import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -185,7 +186,11 @@ class Service:
         return self.names[0] if model is None or model in self.names else model
 
     async def tokens(
-        self, prompts: Sequence[Prompt], add_special_tokens: bool = True, may_be_longer: bool = True
+        self,
+        request: Request,
+        prompts: Sequence[Prompt],
+        add_special_tokens: bool = True,
+        may_be_longer: bool = True,
     ) -> list[list[int]]:
         """Return the tokens of prompts. Texts take time, so they are encoded in a thread.
 
@@ -200,29 +205,28 @@ class Service:
         if texts:
             _ = self.tokenizer
             size = sum(map(len, texts))
-            encoded = iter(
-                await self._in_lane(size, "prompt", self.llm.texts.encode, texts, add_special_tokens, may_be_longer)
-            )
+            work = partial(self.llm.texts.encode, texts, add_special_tokens, may_be_longer)
+            encoded = iter(await self._in_lane(request, size, "prompt", work))
         return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     async def chat_tokens(
         self,
+        request: Request,
         messages: Sequence[Mapping[str, Any]],
         arguments: Mapping[str, Any],
-        size: int,
         field: str = "messages",
         may_be_longer: bool = True,
     ) -> list[int]:
         """Return the tokens of a conversation, which a field of the request holds.
 
         Args:
-            size: bytes of the request.
             may_be_longer: see `RequestTexts.encode`.
 
         Raises:
             ApiError: the chat template refuses it, or there is none; a conversation that is too long.
         """
-        return await self._in_lane(size, field, self.llm.texts.chat_prompt, messages, arguments, may_be_longer)
+        work = partial(self.llm.texts.chat_prompt, messages, arguments, may_be_longer)
+        return await self._in_lane(request, request.state.body_size, field, work)
 
     async def tokenized(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of work that tokenizes the texts of a request.
@@ -236,9 +240,9 @@ class Service:
             return await work
         return await while_connected(request.receive, work, self.settings.request_timeout)
 
-    async def _in_lane(self, size: int, field: str, work: Callable[..., T], *args: Any) -> T:
+    async def _in_lane(self, request: Request, size: int, field: str, work: Callable[[], T]) -> T:
         try:
-            return await self.llm.lanes.run(size, work, *args)
+            return await self.llm.lanes.run(request.state.client, size, work)
         except ValueError as error:
             raise ApiError(400, str(error), param=field) from None
 
@@ -247,15 +251,15 @@ class Service:
         answer_id: str,
         prompts: Sequence[list[int]],
         params: SamplingParams,
-        headers: Mapping[str, str],
+        request: Request,
         body: SamplingFields | ScoringRequest,
         prompt_field: str = "prompt",
     ) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """Run prompts of one request; yield a prompt's number and state after each step in which it got tokens.
 
         Args:
-            headers: those of the request; they may name the span that it belongs to.
-            body: the request. If it is not streamed, states between the first token and the end are left out.
+            request: its state names the client, its headers may name the span that it belongs to.
+            body: that of the request. If it is not streamed, states between the first token and the end are left out.
             prompt_field: field of the request that holds the prompt.
 
         Raises:
@@ -271,7 +275,7 @@ class Service:
         # Clients may choose the same id twice.
         ids = [f"{answer_id}-{secrets.token_hex(4)}-{index}" for index in range(len(prompts))]
         self._running[answer_id] = [*self._running.get(answer_id, ()), *ids]
-        spans = [self.traces.start(headers, own, self.names[0], params) if self.traces else None for own in ids]
+        spans = [self.traces.start(request.headers, own, self.names[0], params) if self.traces else None for own in ids]
         timers = [RequestTimer(self.metrics, params, span) for span in spans]
         states = [
             self.llm.generate(
@@ -281,6 +285,7 @@ class Service:
                 lora_request=adapter,
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
+                client=request.state.client,
                 interval=self.settings.stream_delay / 1000 if body.stream else math.inf,
                 trace=bool(body.trace),
             )

@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 
 from specdec import LLM, SamplingParams, StructuredOutputsParams
 from specdec.async_engine import compile_lanes
+from specdec.async_engine.compile_lanes import NUM_LONG, NUM_QUICK
 from specdec.async_engine.messages import (
     Abort,
     CheckIntegrity,
@@ -25,8 +26,13 @@ from tests.specdec.async_engine.loop_peer import WAIT_MS, Peer, add
 from tests.specdec.async_engine.served import SETTINGS, SHORT
 from tests.specdec.world import World
 
-# The pattern takes 2^40 steps to miss the value.
-ENDLESS = StructuredOutputsParams(json={"enum": ["a" * 40 + "!"], "pattern": "^(a+)+$"})
+
+def endless(index: int) -> StructuredOutputsParams:
+    """Make a form, another one for each number. The pattern takes 2^40 steps to miss the value."""
+    return StructuredOutputsParams(json={"enum": ["a" * 40 + "!" * index], "pattern": "^(a+)+$"})
+
+
+ENDLESS = endless(1)
 CHAIN = [f'r{i} ::= r{i + 1} | "name of property {i}" r{i + 1}' for i in range(3500)]
 # Most of a minute in xgrammar 0.2.8.
 LARGE = StructuredOutputsParams(grammar="\n".join(["root ::= r0", *CHAIN, 'r3500 ::= "."']))
@@ -52,22 +58,29 @@ def peer(llm: LLM) -> Iterator[Peer]:
     assert llm.stats().kv_usage == 0
 
 
+def wait_until(holds: Callable[[], object]) -> None:
+    for _ in range(WAIT_MS // 10):
+        if holds():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not happen")
+
+
 def wait_for_process(peer: Peer, number: int) -> int:
     """Return the id of the process that tries a request's grammar out, once there is one."""
-    for _ in range(WAIT_MS // 10):
+    pids = list[int]()
+
+    def is_there() -> bool:
         compiling = peer.loop._compiling.get(number)
-        if compiling is not None and (pid := compiling.compilation.pid):
-            return pid
-        threading.Event().wait(0.01)
-    raise AssertionError("no process was started")
+        pids.extend([compiling.compilation.pid] if compiling is not None and compiling.compilation.pid else [])
+        return bool(pids)
+
+    wait_until(is_there)
+    return pids[0]
 
 
 def wait_for_end(pid: int) -> None:
-    for _ in range(WAIT_MS // 10):
-        if not Path(f"/proc/{pid}").exists():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError(f"process {pid} did not end")
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def compile_process(peer: Peer) -> int:
@@ -94,6 +107,20 @@ def test_one_form_without_end_keeps_nobody_waiting(llm: LLM, peer: Peer) -> None
     assert peer.ended(1)[1][-1].finish_reason == "abort"
     wait_for_end(process)
     assert not peer.loop._compiling
+
+
+def test_forms_without_end_leave_lanes_to_others(peer: Peer) -> None:
+    """Those that take long wait for each other only, even of one client."""
+    numbers = range(1, 2 * (NUM_QUICK + NUM_LONG))
+    peer.send(*(add(number, [3, 4], structured(endless(number))) for number in numbers))
+    for length in (5, 6):
+        peer.send(add(20, [3, 4], structured(StructuredOutputsParams(regex=f"[a-c]{{{length}}}"))))
+        assert tokens(peer, 20)
+    for number in numbers:
+        # Each begins again when others have ended.
+        wait_for_process(peer, number)
+        peer.send(Abort(number))
+        peer.ended(number)
 
 
 def test_an_endless_schema_is_aborted(peer: Peer) -> None:

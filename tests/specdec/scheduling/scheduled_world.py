@@ -141,6 +141,7 @@ class World:
         salt: str | None = None,
         samples: int = 1,
         speculation: Speculation | None = None,
+        client: str = "",
     ) -> None:
         """Queue the samples of a prompt, cut to what the cache can hold."""
         params = SamplingParams(speculation=speculation or Speculation())
@@ -152,6 +153,7 @@ class World:
         for request in group:
             request.cached_samples = group[0].cached_samples
             request.priority = priority if self.case.config.scheduling_policy == "priority" else 0
+            request.client = client
             self.scheduler.add(request)
             self.requests.append(request)
 

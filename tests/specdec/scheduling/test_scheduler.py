@@ -13,7 +13,7 @@ from specdec.cache.block_moves import MoveKind
 from specdec.core.request import Request, RequestGroup
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.scheduling.integrity import check_scheduler
-from specdec.scheduling.request_queues import PRIORITY_STEPS
+from specdec.scheduling.request_queues import PRIORITY_STEPS, TURN_STEPS
 from specdec.scheduling.scheduler import Admission, QueueFullError
 from specdec.scheduling.step_cost import PreemptionCost
 from tests.specdec.fake_memory import make_request
@@ -128,6 +128,35 @@ def test_who_has_waited_long_enough_is_not_overtaken_any_more(later: int, order:
     for _ in range(later):
         assert step(scheduler) == [("r", 1)]
     ask(scheduler, "b", 1)
+    assert names(scheduler.waiting) == order
+
+
+def test_a_client_with_many_requests_delays_its_own() -> None:
+    """Another's first request takes the last seat that they hold, its second one the next."""
+    scheduler = make(max_num_seqs=3)
+    for name in "abcde":
+        ask(scheduler, name, 1, client="many")
+    assert step(scheduler) == [("a", 1), ("b", 1), ("c", 1)]
+    ask(scheduler, "f", 1, client="few")
+    assert step(scheduler) == [("a", 1), ("f", 1), ("b", 1)]
+    ask(scheduler, "g", 1, client="few")
+    assert step(scheduler) == [("a", 1), ("f", 1), ("b", 1)]
+    assert names(scheduler.waiting) == "gcde"
+    # A client's own requests keep their order.
+    scheduler.abort(scheduler.running[0])
+    ask(scheduler, "h", 1, client="many")
+    assert step(scheduler) == [("f", 1), ("b", 1), ("g", 1)]
+    assert names(scheduler.waiting) == "cdeh"
+
+
+@pytest.mark.parametrize(("later", "order"), [(TURN_STEPS - 1, "ba"), (TURN_STEPS, "ab")])
+def test_a_clients_second_request_is_not_overtaken_for_ever(later: int, order: str) -> None:
+    scheduler = make(300, max_num_seqs=1)
+    ask(scheduler, "r", 1, most=later + 1, client="many")
+    ask(scheduler, "a", 1, client="many")
+    for _ in range(later):
+        assert step(scheduler) == [("r", 1)]
+    ask(scheduler, "b", 1, client="few")
     assert names(scheduler.waiting) == order
 
 

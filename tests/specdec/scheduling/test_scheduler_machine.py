@@ -24,6 +24,8 @@ from tests.specdec.scheduling.scheduled_world import (
 )
 from tests.strategies import prompts, seeds, speculations
 
+# Most often one: then all are served in the order of their arrival.
+clients = st.sampled_from(["a", "a", "b", "c"])
 NIGHTLY = settings.default is not None and settings.default.max_examples >= 2000
 
 
@@ -50,11 +52,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from([None, None, None, "a"]),
         samples=st.sampled_from([1, 1, 1, 2, 3]),
         speculation=speculations(max_nodes=6, max_depth=3),
+        client=clients,
     )
     def add(
-        self, prompt: list[int], most: int, priority: int, salt: str | None, samples: int, speculation: Speculation
+        self,
+        prompt: list[int],
+        most: int,
+        priority: int,
+        salt: str | None,
+        samples: int,
+        speculation: Speculation,
+        client: str,
     ) -> None:
-        self.world.add(prompt, most, priority, salt, samples, speculation)
+        self.world.add(prompt, most, priority, salt, samples, speculation, client)
 
     @rule(prompt=prompts(vocab_size=2, max_len=16), most=st.integers(1, 16))
     def add_a_beam(self, prompt: list[int], most: int) -> None:
@@ -170,16 +180,17 @@ def test_no_host_block_is_held_behind_steps_that_failed(
 
 
 class Arrival(NamedTuple):
-    """A request to come: how many tokens, how many more at most, and of what priority."""
+    """A request to come: how many tokens, how many more at most, of what priority, and whose."""
 
     step: int
     length: int
     most: int
     priority: int
+    client: str
 
 
 lengths, mosts = st.sampled_from([1, 1, 2, 5, 16]), st.sampled_from([1, 1, 5, 24, 24])
-arrivals = st.builds(Arrival, st.sampled_from([0, 0, 0, 1, 2, 9]), lengths, mosts, st.integers(-1, 1))
+arrivals = st.builds(Arrival, st.sampled_from([0, 0, 0, 1, 2, 9]), lengths, mosts, st.integers(-1, 1), clients)
 
 
 @settings(max_examples=2000 if NIGHTLY else 150)
@@ -187,18 +198,20 @@ arrivals = st.builds(Arrival, st.sampled_from([0, 0, 0, 1, 2, 9]), lengths, most
 def test_nobody_waits_longer_than_promised(case: Case, coming: list[Arrival], seed: int) -> None:
     """A request waits at most as many steps as all requests that rank before it have tokens, each at its longest.
 
-    With priorities some of those can be preempted for later arrivals; what they have lost is computed again.
+    With priorities or several clients some of those can be preempted for later arrivals; what they have lost is
+    computed again.
     """
     world, chance, lost = World(case, spoilt=0), random.Random(seed), 0
     waiting: dict[Request, tuple[int, int]] = {}
     for step in itertools.count():
         for arrival in coming:
             if arrival.step == step:
-                world.add([chance.choice([0, 1]) for _ in range(arrival.length)], arrival.most, arrival.priority)
+                prompt = [chance.choice([0, 1]) for _ in range(arrival.length)]
+                world.add(prompt, arrival.most, arrival.priority, client=arrival.client)
                 waiting[world.requests[-1]] = (step, lost)
         cached = {request: request.num_cached for request in world.scheduler.running}
         plan = world.begin()
-        if case.config.scheduling_policy == "priority":
+        if case.config.scheduling_policy == "priority" or len({arrival.client for arrival in coming}) > 1:
             lost += sum(count for request, count in cached.items() if request.num_cached == 0)
         for row in plan.rows:
             if row.request in waiting:

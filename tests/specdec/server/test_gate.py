@@ -1,12 +1,16 @@
 """Keys, limits and origins: what is answered before a route is reached."""
 
+import asyncio
 import json
 import socket
 
 import pytest
 from openai import APIStatusError, AuthenticationError, OpenAI
+from starlette.types import Message, Receive, Scope, Send
 
-from specdec.server.gate import ADMIN_PATHS
+from specdec.server.gate import ADMIN_PATHS, Gate
+from specdec.server.metrics import ServerMetrics
+from specdec.server.server_settings import ServerSettings
 from tests.specdec.server.running import PATIENCE, Served
 
 BODY = {"prompt": "a", "max_tokens": 1}
@@ -49,6 +53,34 @@ def test_a_clients_key_is_no_administrators(engine: Served, path: str) -> None:
             assert server.send("POST", path, body, admin)[0] in (400, 404)
             assert server.send("GET", "/v1/models", None, admin)[0] == 200
             assert server.send("GET", "/v1/models")[0] == (401 if keys else 200)
+
+
+def test_many_requests_of_a_client_that_come_at_once_are_taken_by_turns() -> None:
+    """Each is some milliseconds of work before the engine has it; another client's waits for few of them."""
+    order = list[str]()
+
+    async def app(scope: Scope, _: Receive, __: Send) -> None:
+        order.append(scope["client"][0])
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"{}"}
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    async def ask(address: str) -> None:
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "client": (address, 1)}
+        await gate(scope, receive, send)
+
+    async def run() -> None:
+        async with asyncio.TaskGroup() as group:
+            for address in ["many"] * 50 + ["few"]:
+                group.create_task(ask(address))
+
+    gate = Gate(app, ServerSettings(), ServerMetrics("tiny", 64, {}))
+    asyncio.run(run())
+    assert "few" in order[:2]
+    assert order.count("many") == 50
 
 
 def test_behind_a_proxy_the_prefix_is_not_part_of_the_route(engine: Served) -> None:
