@@ -11,6 +11,7 @@ from contextlib import suppress
 import zmq
 
 from specdec.async_engine.messages import MOST_MESSAGES, Failed, FromEngine, Log, Ready, Setup, encode, one_line
+from specdec.core.garbage import no_collections
 
 # The end of standard input says that the front end's process has ended.
 _STDIN = 0
@@ -57,10 +58,11 @@ def serve(setup: Setup, socket: zmq.Socket[bytes]) -> int:
     # The model's own imports take seconds, and errors in them are told as well.
     is_loaded = False
     try:
-        from specdec.async_engine.engine_loop import EngineLoop
-        from specdec.llm import LLM
+        with no_collections():
+            from specdec.async_engine.engine_loop import EngineLoop
+            from specdec.llm import LLM
 
-        llm = LLM(setup.model, setup.draft, **setup.settings)
+            llm = LLM(setup.model, setup.draft, **setup.settings)
         is_loaded = True
         _send_now(socket, Ready())
         EngineLoop(llm, socket).run()

@@ -9,6 +9,7 @@ import typer
 
 from specdec.cli.options import options_for
 from specdec.config import DEMO, EngineConfig, default_shape
+from specdec.core.garbage import no_collections
 from specdec.core.request_limits import RequestLimits
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
@@ -107,6 +108,7 @@ class ModelOptions:
         engine_config(DEMO, None, settings)
         return cls(model, draft, sampling, shape, settings)
 
+    @no_collections()
     def load(self) -> "LLM":
         """Load the model and build its engine.
 

@@ -1,5 +1,6 @@
 """Measurement of what the parts of a step cost, on the still empty cache."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,8 +18,10 @@ from specdec.scheduling.step_cost import Curve, PreemptionCost, StepCost
 # Least and most rounds of measurements, and the time that ends them between: steps of a small model are short beside
 # what disturbs them.
 ROUNDS, MOST_ROUNDS, LEAST_SECONDS, IN_A_ROW = 2, 32, 0.04, 3
-# A part that takes longer fills the processor's caches by itself, and is measured once in a round.
-FILLS_CACHES = 0.02
+# A part that takes longer fills the processor's caches by itself: once in a round is enough. Its first time counts
+# alone if it is at most so many times as long for a token as the size before: then nothing was warmed up, and nothing
+# disturbed it.
+LONG, IN_PROPORTION = 0.02, 1.25
 # Tokens of the pass that stands for recomputing a request.
 CHUNK = 256
 CONTEXT = 128
@@ -56,20 +59,24 @@ def measure_step_cost(executor: Executor, longest: int, shape: DraftShape | None
 def _curve(work: Callable[[int], None], sizes: Sequence[int]) -> Curve:
     """Return the least seconds of each size, from rounds over all sizes, so that a disturbance spoils none of them."""
     seconds: dict[int, float] = {}
+    times: dict[int, list[float]] = {}
+    before = math.inf
     for size in sizes:
         # The first time warms up.
-        seconds[size] = _timed(partial(work, size))
-        if seconds[size] > LONGEST:
+        seconds[size] = first = _timed(partial(work, size))
+        if first > LONGEST:
             break
-    times: dict[int, list[float]] = {size: [] for size, first in seconds.items() if first <= LONGEST}
+        if first <= LONG or first / size > IN_PROPORTION * before:
+            times[size] = []
+        before = first / size
     start = time.perf_counter()
     for rounds in range(MOST_ROUNDS):
         if rounds >= ROUNDS and time.perf_counter() - start >= LEAST_SECONDS:
             break
-        for size in times:
+        for size, own in times.items():
             # In a row, as steps are: the last size may have left other data in the processor's caches.
-            count = IN_A_ROW if seconds[size] <= FILLS_CACHES else 1
-            times[size] += [_timed(partial(work, size)) for _ in range(count)]
+            count = IN_A_ROW if seconds[size] <= LONG else 1
+            own += [_timed(partial(work, size)) for _ in range(count)]
     return Curve((seconds | {size: min(own) for size, own in times.items()}).items())
 
 

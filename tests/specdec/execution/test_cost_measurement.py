@@ -21,3 +21,21 @@ def test_a_measurement_ends_on_any_clock(monkeypatch: pytest.MonkeyPatch, tick: 
     assert curve.xs == ([1.0, 4.0] if tick < 1 else [1.0])
     assert curve.ys == pytest.approx([tick] * len(curve.xs))
     assert len(worked) <= 2 * (1 + cost_measurement.MOST_ROUNDS * cost_measurement.IN_A_ROW)
+
+
+@pytest.mark.parametrize(("warm_up", "times"), [(0.0, 1), (0.2, 1), (0.3, 3)])
+def test_what_takes_long_is_measured_once_unless_its_first_time_was_longer(
+    monkeypatch: pytest.MonkeyPatch, warm_up: float, times: int
+) -> None:
+    now, worked = [0.0], list[int]()
+
+    def work(size: int) -> None:
+        now[0] += 0.002 * size * (1 + warm_up * (size == 100 and size not in worked))
+        worked.append(size)
+
+    monkeypatch.setattr(cost_measurement, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(cost_measurement, "ROUNDS", 2)
+    monkeypatch.setattr(cost_measurement, "IN_A_ROW", 3)
+    curve = cost_measurement._curve(work, [1, 4, 100])
+    assert curve.ys == pytest.approx([0.002, 0.008, 0.2 if times > 1 else 0.2 * (1 + warm_up)])
+    assert [worked.count(size) for size in (1, 4, 100)] == [7, 7, times]

@@ -1,6 +1,8 @@
 """GGUF's block formats computed as they are stored: numbers, tokens with and without drafts, and memory."""
 
 import gc
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,3 +121,15 @@ def test_types_that_are_not_computed_as_stored_are_dequantised(tmp_path: Path) -
     file = write_gguf(tmp_path / "model.gguf", random_model("llama"), Kind.Q5_0)
     weights = GgufFile.open(file).weights(torch.float32)
     assert not any(isinstance(weight, QuantizedTensor) for weight in weights.values())
+
+
+def test_loading_imports_nothing_that_it_does_not_need(files: dict[str, Path]) -> None:
+    """The first operation on a subclass in torch's dispatcher imports them, which takes 0.7 s."""
+    code = (
+        "import sys; from specdec import LLM; from specdec.models.gguf_file import GgufFile\n"
+        "LLM(sys.argv[1], kv_cache_memory=1 << 20, adaptive_drafts=False, prefill_stretch=0)\n"
+        "sys.exit(', '.join({'torch.distributed.tensor', 'sympy'} & set(sys.modules)) or 0)"
+    )
+    command = [sys.executable, "-c", code, str(files["Q4_1"])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
