@@ -1,4 +1,4 @@
-"""Test processes and their threads, Hypothesis profiles, a silent transformers, the order of programs in Triton's
+"""Test processes and their threads, Hypothesis' profiles, a silent transformers, the order of programs in Triton's
 interpreter, and what every engine in tests begins with: caches of NaN, and costs of steps that are measured once.
 """
 
@@ -18,23 +18,15 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 import hypothesis.core
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 from hypothesis.vendor.pretty import RepresentationPrinter
 from torch import Tensor
 
+import tests.profiles  # noqa: F401
 from tests.triton_interpreter import SEED, grid_seed, prepare_interpreter
 
 # Before anything imports a kernel.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-
-SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile(
-    "ci", derandomize=True, deadline=None, max_examples=25, print_blob=True, suppress_health_check=SLOW
-)
-settings.register_profile("dev", deadline=None, max_examples=25, print_blob=True, suppress_health_check=SLOW)
-settings.register_profile("nightly", deadline=None, max_examples=2000, print_blob=True, suppress_health_check=SLOW)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -26,6 +26,7 @@ from tests.checkpoints import FEW, TARGET_HIDDEN, VOCAB
 from tests.draft_heads.built_blocks import built
 from tests.draft_heads.dense_search import TokenPath, dense_search, paths_of
 from tests.kernel_sets import TORCH
+from tests.profiles import num_cases
 from tests.strategies import seeds, shuffled_tables
 from tests.trees import path_to
 
@@ -106,7 +107,7 @@ def wanted(served: Served, request: Request, row: DraftRow) -> set[TokenPath]:
     return dense_search(cache(lambda path: served.logits(tokens, taps, path)), row, served.shape)
 
 
-@settings(max_examples=10)
+@settings(max_examples=num_cases(10))
 @given(
     name=st.sampled_from(sorted(BLOCKS)),
     shape=st.builds(DraftShape, st.integers(1, 6), st.integers(1, 5), st.integers(1, 40), st.sampled_from([0.0, 0.9])),

@@ -21,6 +21,7 @@ from tests.draft_heads.dense_head import DenseHead
 from tests.draft_heads.loading import CPU, PARTS, load
 from tests.head_formats import FORMATS
 from tests.kernel_sets import TORCH
+from tests.profiles import num_cases
 from tests.strategies import draft_trees, seeds, shuffled_tables
 from tests.trees import path_to
 
@@ -100,7 +101,7 @@ def by_level(tree: DraftTree) -> DraftTree:
     return DraftTree(tuple(tree.tokens[n] for n in order), tuple(place[tree.parents[n]] for n in order))
 
 
-@settings(max_examples=8)
+@settings(max_examples=num_cases(8))
 @given(tree=draft_trees(12, VOCAB, min_nodes=1), seed=seeds)
 @torch.no_grad()
 def test_logits_equal_the_definition_in_a_row_and_along_a_tree(heads: Heads, tree: DraftTree, seed: int) -> None:

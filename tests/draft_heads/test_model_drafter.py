@@ -29,6 +29,7 @@ from specdec.verify.tree_batch import slots_of
 from tests.draft_heads.dense_search import TokenPath, dense_search, paths_of
 from tests.fakes import TINY, save_random_head
 from tests.kernel_sets import TORCH
+from tests.profiles import num_cases
 from tests.strategies import draft_shapes, seeds, shuffled_tables
 
 CPU = torch.device("cpu")
@@ -151,7 +152,7 @@ def empty_cache(head: EagleHead, blocks: int) -> tuple[Tensor, Tensor]:
     return kv, torch.full((blocks * 8, HIDDEN), float("nan"), dtype=torch.float64)
 
 
-@settings(max_examples=12)
+@settings(max_examples=num_cases(12))
 @given(
     shape=draft_shapes(max_depth=5, max_branching=5, max_nodes=80),
     seed=seeds,

@@ -15,6 +15,7 @@ from specdec.kernels.block_walk_reference import walk_block
 from specdec.kernels.tree import DraftTree
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
 from tests.kernels.walk_batches import NAN, NEVER, TOO_NEAR, Batch, as_lists, batch, in_order, margin, verified
+from tests.profiles import num_cases
 from tests.strategies import seeds
 from tests.trees import chain_of
 
@@ -44,7 +45,7 @@ def assert_equal(drawn: Batch, arguments: dict[str, Any], nearest: float = 0.0) 
     assert all(margin(drawn, row, walk_block) < nearest for row in wrong), [(r, ours[r], theirs[r]) for r in wrong]
 
 
-@settings(max_examples=60)
+@settings(max_examples=num_cases(60))
 @given(chains, seeds, st.sampled_from([0.0, 0.3]), st.integers(0, 3), st.sampled_from([0.3, 0.7, 4.0]))
 @example([DraftTree()], 0, 0.0, 0, 0.7)
 @example([DraftTree(), chain_of([3])], 0, 0.0, 0, 0.7)
@@ -81,7 +82,7 @@ def test_the_kernel_walks_as_the_twin_does(
         assert_equal(drawn, prepared(drawn, extra), TOO_NEAR)
 
 
-@settings(max_examples=20)
+@settings(max_examples=num_cases(20))
 @given(chains, seeds)
 def test_where_nothing_is_rounded_nothing_differs(many: list[DraftTree], seed: int) -> None:
     """All possible tokens are equally likely."""

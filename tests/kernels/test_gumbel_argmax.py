@@ -21,6 +21,7 @@ from specdec.kernels.philox_reference import gumbel_noise, philox_words
 from specdec.kernels.types import NO_TOKEN, NoiseColumns, Stream
 from specdec.verify import noise
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
+from tests.profiles import num_cases
 from tests.strategies import seeds
 
 numbers = st.one_of(st.integers(0, 9), st.integers(0, 2**63 - 1), st.just(2**63 - 1))
@@ -230,7 +231,7 @@ def test_the_k_largest_are_the_references(
     assert all(len(set(row)) == k for row in actual.tokens.tolist())
 
 
-@settings(max_examples=15)
+@settings(max_examples=num_cases(15))
 @given(
     seeds,
     st.integers(1, 3),

@@ -21,6 +21,7 @@ from specdec.kernels.types import DraftProbs, Stream
 from specdec.verify.noise import uniforms
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
 from tests.kernels.walk_batches import NAN, NEVER, TOO_NEAR, Batch, as_lists, batch, in_order, margin, verified
+from tests.profiles import num_cases
 from tests.strategies import draft_trees, seeds
 from tests.trees import chain_of
 
@@ -47,7 +48,7 @@ def prepared(drawn: Batch, extra: int = 0) -> dict[str, Any]:
     return drawn.arguments(extra, drawn.depth + extra)
 
 
-@settings(max_examples=60)
+@settings(max_examples=num_cases(60))
 @given(trees, seeds, st.booleans(), st.sampled_from([0.0, 0.3]), st.integers(0, 3))
 @example([DraftTree()], 0, False, 0.0, 0)
 @example([DraftTree(), chain_of([3])], 0, True, 0.0, 0)
@@ -113,7 +114,7 @@ def test_siblings_are_tried_one_after_the_other(has_draft: bool) -> None:
         assert_equal(drawn, prepared(drawn), TOO_NEAR)
 
 
-@settings(max_examples=12)
+@settings(max_examples=num_cases(12))
 @given(trees, seeds, st.booleans())
 def test_where_nothing_is_rounded_nothing_differs(many: list[DraftTree], seed: int, has_draft: bool) -> None:
     """All possible tokens are equally likely, which for greedy rows is one great tie."""
@@ -148,7 +149,7 @@ def without_below(tree: DraftTree, stumps: set[int]) -> tuple[DraftTree, list[in
     return DraftTree(tuple(tree.tokens[node] for node in kept), parents), kept
 
 
-@settings(max_examples=12)
+@settings(max_examples=num_cases(12))
 @given(trees, seeds, st.booleans(), st.integers(0, 3))
 def test_a_path_of_the_greatest_length_ends_as_if_no_child_came_behind(
     many: list[DraftTree], seed: int, has_draft: bool, depth: int
@@ -173,7 +174,7 @@ def uniform_kernel(p_numbers, p_keys, stream, COUNT: tl.constexpr):  # type: ign
         tl.store(p_numbers + place, uniform(seed, sample_index, position, stream, place))
 
 
-@settings(max_examples=8)
+@settings(max_examples=num_cases(8))
 @given(st.tuples(numbers, numbers, numbers), st.sampled_from([Stream.COIN, Stream.RESIDUAL]))
 def test_coins_are_the_verifiers_to_the_bit(key: tuple[int, int, int], stream: Stream) -> None:
     found = torch.full((7,), NAN, dtype=torch.float64, device=DEVICE)
@@ -277,7 +278,7 @@ def test_misfits_are_refused() -> None:
     refused(r"sampled \(1,\) torch.int64", noise=noise._replace(sampled=noise.seeds))
 
 
-@settings(max_examples=12)
+@settings(max_examples=num_cases(12))
 @given(trees, seeds)
 def test_laws_may_lie_in_any_order(many: list[DraftTree], seed: int) -> None:
     """Distributions that nothing was drawn from may be absent."""

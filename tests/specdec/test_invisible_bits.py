@@ -16,11 +16,12 @@ from specdec.kernels.native_library import library_file
 from specdec.kernels.settings import Quantization
 from tests.coded_cache import KV_CACHE_DTYPES
 from tests.fakes import RandomDrafter
+from tests.profiles import num_cases
 from tests.specdec.drawn_requests import Arrival, arrivals, cut, run, shapes
 from tests.specdec.world import BLOCKS, STORED, VOCAB, World
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
-CASES = 1000 if settings.default and settings.default.max_examples >= 2000 else 40
+CASES = num_cases(40)
 
 
 def outcome(output: RequestOutput) -> object:

@@ -24,12 +24,13 @@ from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.step_cost import PreemptionCost
 from tests.coded_cache import KV_CACHE_DTYPES
 from tests.fakes import RandomDrafter
+from tests.profiles import num_cases
 from tests.specdec.drawn_requests import KnowingDrafter, adapters, cut, requests
 from tests.specdec.oracle import Expected
 from tests.specdec.output_checks import check, check_prompt, expect
 from tests.specdec.world import BLOCKS, EOS, SCALED, VOCAB, World
 
-CASES = 1000 if settings.default and settings.default.max_examples >= 2000 else 40
+CASES = num_cases(40)
 CONTEXT = 64
 RECOMPUTE, SWAP = PreemptionCost(), PreemptionCost(recompute_token=1.0, swap_block=0.0)
 # One block of eight entries: two layers of the target, one of the draft head, and a feature of 32, in float64.

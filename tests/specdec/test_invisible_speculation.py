@@ -13,13 +13,14 @@ from specdec.kernels.tree import DraftTree
 from specdec.verify.sampling import Sampling
 from tests.coded_cache import KV_CACHE_DTYPES
 from tests.fakes import RandomDrafter
+from tests.profiles import num_cases
 from tests.specdec import oracle
 from tests.specdec.drawn_requests import Arrival, KnowingDrafter, arrivals, cut, edited, run, shapes
 from tests.specdec.output_checks import check, check_prompt, expect
 from tests.specdec.world import BLOCKS, STORED, VOCAB, WINDOW, World
 from tests.trees import chain_of
 
-CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 100
+CASES = num_cases(100)
 
 
 @settings(max_examples=CASES)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from specdec import LLM, DraftShape, SamplingParams, StructuredOutputsParams
 from specdec.core.step_report import StepReporter
+from tests.profiles import num_cases
 from tests.specdec.metaspace_llama import TOKENIZER, VOCAB, WORD_IDS, ids, save_metaspace
 
 WORLD = ids("▁world")[0]
@@ -36,7 +37,7 @@ def after(prompt: list[int], tokens: list[int], hides: bool = True) -> str:
     return whole[len(before) :]
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=num_cases(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(prompts=st.lists(st.lists(st.sampled_from(WORD_IDS), min_size=1, max_size=9), min_size=1, max_size=6))
 def test_texts_of_samples(llm: LLM, prompts: list[list[int]]) -> None:
     params = SamplingParams(**{**vars(DRAWN), "n": 2, "seed": 3})
@@ -83,7 +84,7 @@ def test_pieces_of_traced_steps_join_to_the_text(llm: LLM) -> None:
     assert "".join(piece.text for step in steps for piece in step.pieces) == output.text
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=num_cases(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     prompt=st.lists(st.sampled_from([*WORD_IDS, *ids("</s>", "<|im_end|>")]), min_size=1, max_size=20),
     choices=st.lists(st.sampled_from(CHOICES), min_size=1, max_size=4, unique=True),

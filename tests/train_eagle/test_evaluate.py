@@ -28,6 +28,7 @@ from specdec.train_eagle.head_trainer import LossSettings
 from specdec.train_eagle.training_kinds import TRAINING_KINDS
 from tests import stages
 from tests.fakes import TINY, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
+from tests.profiles import num_cases
 
 VOCAB = TINY["vocab_size"]
 SHAPES = {"chains of likeliest tokens": DraftShape(4, 1, 4), "three tokens": DraftShape(1, 3, 3)}
@@ -96,7 +97,7 @@ def ranks_of(llm: LLM, sample: Sample, depth: int) -> torch.Tensor:
 prompts = st.lists(st.integers(5, VOCAB - 1), min_size=1, max_size=9)
 
 
-@settings(max_examples=10)
+@settings(max_examples=num_cases(10))
 @given(prompt=prompts, length=st.integers(2, 24))
 def test_ranks_foretell_every_step_of_the_engine(llm: LLM, prompt: list[int], length: int) -> None:
     """A step accepts tokens as long as the next one is among its candidates; then the next step begins."""
@@ -120,7 +121,7 @@ def test_the_heads_are_right_now_and_then(target: Path, head: Path) -> None:
     assert len(found.accepted_per_depth) == shape.depth
 
 
-@settings(max_examples=10)
+@settings(max_examples=num_cases(10))
 @given(prompt=prompts, length=st.integers(2, 12))
 def test_ranks_are_those_of_training(llm: LLM, prompt: list[int], length: int) -> None:
     sample, _ = answered(llm, prompt, length)

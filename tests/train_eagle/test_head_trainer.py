@@ -25,6 +25,7 @@ from specdec.train_eagle.head_trainer import LossSettings
 from specdec.train_eagle.training_kinds import TRAINING_KINDS
 from tests.fakes import TINY, save_random_llama
 from tests.kernel_sets import TORCH
+from tests.profiles import num_cases
 
 VOCAB = TINY["vocab_size"]
 KNOWN = torch.arange(0, VOCAB, 2)
@@ -113,7 +114,7 @@ conversations = st.lists(
 ).filter(lambda all_of: any(said for conversation in all_of for _, said in conversation[2:]))
 
 
-@settings(max_examples=15)
+@settings(max_examples=num_cases(15))
 @given(
     said=conversations,
     kind=st.sampled_from(["eagle", "eagle3"]),

@@ -12,6 +12,7 @@ from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.verifier import CoupledVerifier
 from tests.kernel_sets import REFERENCES, TORCH
+from tests.profiles import num_cases
 from tests.strategies import draft_trees
 from tests.trees import chain_of
 from tests.verify.sampled_rows import SampledRow, verify
@@ -38,7 +39,7 @@ def test_paths_and_tokens_are_those_of_the_host(kernels: str) -> None:
     ours = REFERENCES if kernels == "torch" else choose_kernels("triton", DEVICE, torch.float32, GumbelNoise(DEVICE))
     device = torch.device("cpu") if kernels == "torch" else DEVICE
 
-    @settings(max_examples=100 if kernels == "torch" else 15)
+    @settings(max_examples=num_cases(100 if kernels == "torch" else 15))
     @given(cases, st.integers(0, 999))
     def check(cases: list[tuple[DraftTree, Sampling, int]], seed: int) -> None:
         rows = rows_of(cases)

@@ -12,6 +12,7 @@ from specdec.kernels.block_walk_reference import walk_block
 from specdec.kernels.rejection_walk_reference import walk_rejection
 from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.tree_walk_reference import follow
+from tests.profiles import num_cases
 from tests.strategies import seeds
 from tests.verify.exact import (
     Chooser,
@@ -116,7 +117,7 @@ def test_law_of_two_steps_is_the_targets(rule: Rule, model: Model) -> None:
 
 
 @pytest.mark.parametrize("rule", [walk_rejection, walk_block])
-@settings(max_examples=12)
+@settings(max_examples=num_cases(12))
 @given(model=small_models)
 def test_law_of_steps_with_drawn_trees_and_chains_of_the_text_is_the_targets(rule: Rule, model: Model) -> None:
     """Which kind a step has hangs on the text so far."""

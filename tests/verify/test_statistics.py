@@ -5,7 +5,6 @@ from functools import cached_property
 
 import pytest
 import torch
-from hypothesis import settings
 from torch import Tensor
 
 from specdec.kernels.block_walk_reference import walk_block
@@ -18,13 +17,13 @@ from specdec.verify.noise import GumbelNoise, gumbel
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from tests.kernel_sets import TORCH
+from tests.profiles import IS_NIGHTLY
 from tests.trees import path_to
 from tests.verify.chi_square import chi_square_tail
 
 VOCAB = 6
-NIGHTLY = settings.default is not None and settings.default.max_examples >= 2000
 # Per rule and sampling; nightly 200,000 and more per rule.
-DRAWS = 67_000 if NIGHTLY else 34_000
+DRAWS = 67_000 if IS_NIGHTLY else 34_000
 # Output positions that one draw may use.
 STRIDE = 4
 SAMPLINGS = {

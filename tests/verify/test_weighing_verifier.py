@@ -22,6 +22,7 @@ from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.verifier import CoupledVerifier, WeighingVerifier
 from tests.kernel_sets import TORCH
+from tests.profiles import num_cases
 from tests.strategies import draft_trees, samplings, seeds
 from tests.trees import chain_of, path_to
 from tests.verify.sampled_rows import SampledRow, verify
@@ -86,7 +87,7 @@ def directly(walk: Rule, row: SampledRow, logits: Tensor) -> Acceptance:
 possible = samplings(VOCAB).map(lambda one: replace(one, allowed_token_ids=None, bad_words=(), end_tokens=()))
 
 
-@settings(max_examples=100)
+@settings(max_examples=num_cases(100))
 @given(walks, st.lists(possible, min_size=1, max_size=4), st.integers(0, 1), seeds, st.data())
 def test_each_row_is_judged_by_its_own_law_and_chance(
     walk: Rule, many: list[Sampling], sample_index: int, seed: int, data: st.DataObject

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from specdec import LLM, AsyncLLM, QueueFullError, RequestOutput, RequestOutputKind, SamplingParams
 from specdec.core.outputs import Logprob, SpeculationStats, TreeTrace
 from specdec.engine.request_maker import RequestMaker
+from tests.profiles import num_cases
 from tests.specdec.async_engine.served import (
     ENDLESS,
     SETTINGS,
@@ -35,7 +36,7 @@ from tests.specdec.world import VOCAB, World
 
 # Seconds between two states; states of the last come with the first token and the end alone.
 INTERVALS = (0.0, 0.01, math.inf)
-CASES = 400 if settings.default and settings.default.max_examples >= 2000 else 25
+CASES = num_cases(25)
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.cache.block_pool import extend_hashes
+from tests.profiles import num_cases
 
-CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 200
+CASES = num_cases(200)
 # Neighbours here are equal to Python's `hash`, to 32 bits or to 8, or differ in the sign alone.
 CONFUSED = [-1, -2, 0, 2**61 - 1, 2**32, 1, 2**61, 2**32 + 1, 257, -257, 2**63 - 1, -(2**63)]
 SALTS = [None, "", " ", "a", "salt ", "a\0", "\u00e4", "a\u0308"]

@@ -10,8 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from specdec.cache.block_pool import BlockPool
 from specdec.scheduling.integrity import check_pool
+from tests.profiles import num_cases
 
-CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 200
+CASES = num_cases(200)
 NAMES = [b"a", b"b", b"c", b"d", b"e"]
 
 

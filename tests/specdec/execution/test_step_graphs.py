@@ -21,6 +21,7 @@ from specdec.kernels.draft_trees import DraftTrees, HostTrees
 from specdec.kernels.tree import DraftTree, TreeRow
 from specdec.verify.sampling import Context, Sampling
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
+from tests.profiles import num_cases
 from tests.strategies import draft_trees
 from tests.verify.tree_probs import probs_of
 
@@ -102,7 +103,7 @@ def engines(folder: Path) -> tuple[LLM, LLM, Recorder]:
 rows = st.lists(st.tuples(st.integers(0, 25), st.integers(1, 3), draft_trees(5, 97)), min_size=1, max_size=SEATS)
 
 
-@settings(max_examples=5)
+@settings(max_examples=num_cases(5))
 @given(rows)
 def test_logits_and_cache_are_those_of_a_pass_of_its_own(
     engines: tuple[LLM, LLM, Recorder], cases: list[tuple[int, int, DraftTree]]
@@ -180,7 +181,7 @@ def test_graphs_share_their_inputs_and_outputs(engines: tuple[LLM, LLM, Recorder
             assert len({tensor.untyped_storage().data_ptr() for tensor in shared}) == 1
 
 
-@settings(max_examples=4)
+@settings(max_examples=num_cases(4))
 @given(
     st.sampled_from([Proposal.COUPLED, Proposal.DRAWN]),
     st.lists(

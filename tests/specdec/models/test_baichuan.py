@@ -28,6 +28,7 @@ from tests.baichuan import CONFIG, NORMALISED, ROTARY, Baichuan, save_baichuan, 
 from tests.fakes import edit_json, save_random_eagle3, save_random_head
 from tests.kernel_sets import TORCH
 from tests.kernels.attention_cases import climb
+from tests.profiles import num_cases
 from tests.quantized_checkpoints import quantize_folder
 from tests.quantized_rows import random_rows
 from tests.specdec.chunked_pass import CPU, chunked_logits, random_tokens
@@ -63,7 +64,7 @@ def six(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Baichuan]:
     return folder, save_baichuan(folder, **SIX)
 
 
-@settings(max_examples=15)
+@settings(max_examples=num_cases(15))
 @given(
     requests=st.lists(
         st.tuples(st.integers(0, 70), st.integers(1, 12), draft_trees(max_nodes=16, vocab_size=97)),

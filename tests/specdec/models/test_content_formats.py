@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specdec.models.tokenizer import Tokenizer
+from tests.profiles import num_cases
 from tests.specdec.tiny_checkpoints import Tiny
 
 LOOP = "{% for p in CONTENT %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}"
@@ -90,7 +91,7 @@ def words(content: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=num_cases(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(contents=st.tuples(*[CONTENTS] * 4))
 def test_no_text_is_lost_however_a_template_reads_content(tokenizer: Tokenizer, name: str, contents: Any) -> None:
     messages = [{"role": role, "content": content} for role, content in zip(ROLES, contents, strict=True)]

@@ -29,6 +29,7 @@ from specdec.verify.tree_batch import slots_of
 from tests.draft_heads.dense_search import TokenPath, dense_search, paths_of
 from tests.fakes import TINY, edit_json, save_random_eagle3, save_random_head, save_random_llama
 from tests.kernel_sets import TORCH
+from tests.profiles import num_cases
 from tests.specdec.saved_llama import edit_tensors
 from tests.specdec.world import World
 from tests.strategies import draft_shapes, seeds, shuffled_tables
@@ -59,7 +60,7 @@ def dense_tree(model: LlamaForCausalLM, row: DraftRow, shape: DraftShape) -> set
     return dense_search(logits_after, row, shape)
 
 
-@settings(max_examples=10)
+@settings(max_examples=num_cases(10))
 @given(
     shape=draft_shapes(max_depth=4, max_branching=4, max_nodes=40),
     seed=seeds,

@@ -15,6 +15,7 @@ from specdec.core.request import Request
 from specdec.core.speculation import Speculation
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_plan import StepPlan
+from tests.profiles import num_cases
 from tests.specdec.scheduling.scheduled_world import (
     NEVER_SWAP,
     Case,
@@ -26,7 +27,6 @@ from tests.strategies import prompts, seeds, speculations
 
 # Most often one: then all are served in the order of their arrival.
 clients = st.sampled_from(["a", "a", "b", "c"])
-NIGHTLY = settings.default is not None and settings.default.max_examples >= 2000
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -119,7 +119,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.world.run_out(random.Random(0))
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=2000 if NIGHTLY else 100, stateful_step_count=50)
+SchedulerMachine.TestCase.settings = settings(max_examples=num_cases(100), stateful_step_count=50)
 TestScheduler = SchedulerMachine.TestCase
 
 
@@ -193,7 +193,7 @@ lengths, mosts = st.sampled_from([1, 1, 2, 5, 16]), st.sampled_from([1, 1, 5, 24
 arrivals = st.builds(Arrival, st.sampled_from([0, 0, 0, 1, 2, 9]), lengths, mosts, st.integers(-1, 1), clients)
 
 
-@settings(max_examples=2000 if NIGHTLY else 150)
+@settings(max_examples=num_cases(150))
 @given(cases(8, 24), st.lists(arrivals, min_size=2, max_size=12), seeds)
 def test_nobody_waits_longer_than_promised(case: Case, coming: list[Arrival], seed: int) -> None:
     """A request waits at most as many steps as all requests that rank before it have tokens, each at its longest.
@@ -224,7 +224,7 @@ def test_nobody_waits_longer_than_promised(case: Case, coming: list[Arrival], se
     assert not waiting
 
 
-@settings(max_examples=500 if NIGHTLY else 15)
+@settings(max_examples=num_cases(15))
 @given(
     case=cases(max_blocks=14, connectors=True),
     size=st.integers(1, 3),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from specdec import LLM
 from specdec.async_engine.async_llm import AsyncLLM
+from tests.profiles import num_cases
 from tests.specdec.server.running import Served, engine_in_thread
 from tests.specdec.tiny_checkpoints import Tiny
 
@@ -190,7 +191,7 @@ FIELDS = [
 ]
 
 
-@settings(max_examples=150)
+@settings(max_examples=num_cases(150))
 @given(path=st.sampled_from(POSTS), body=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4))
 def test_no_body_makes_the_server_fail(server: Served, path: str, body: dict[str, Any]) -> None:
     base = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "request_id": "none"}

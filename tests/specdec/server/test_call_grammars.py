@@ -25,6 +25,7 @@ from specdec.server.tool_parsers import (
     ToolParser,
     parser_of_answer,
 )
+from tests.profiles import num_cases
 from tests.specdec.structured.byte_grammars import accepts, compiler, random_output
 from tests.specdec.structured.drawn_schemas import objects, parts
 from tests.strategies import seeds
@@ -60,7 +61,7 @@ def read(parser: ToolParser, pieces: Sequence[str]) -> list[FunctionCall]:
 
 
 # A third of the schemas is refused, and few lists have several functions that differ.
-@settings(max_examples=max(150, settings.default.max_examples if settings.default else 0))
+@settings(max_examples=num_cases(150))
 @given(
     kind=st.sampled_from(KINDS),
     tools=TOOLS,

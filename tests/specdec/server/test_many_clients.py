@@ -10,6 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from specdec import SamplingParams
+from tests.profiles import num_cases
 from tests.specdec.server.raw_client import events, exchange, post
 from tests.specdec.server.running import Served
 
@@ -17,8 +18,7 @@ NUM_CLIENTS = 200
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 LETTERS = "abcdefgh "
 # Worlds of clients that are drawn, of about 10 s each.
-NIGHTLY = settings.default is not None and settings.default.max_examples >= 2000
-NUM_WORLDS = 100 if NIGHTLY else 1
+NUM_WORLDS = num_cases(1)
 MALFORMED: list[bytes] = [
     b"",
     b"[DONE]",

@@ -13,11 +13,12 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.profiles import num_cases
 from tests.specdec.server.running import Served
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 # Per route. The profile "nightly" draws more.
-NUM_REQUESTS = 500 if settings.default is not None and settings.default.max_examples >= 2000 else 10
+NUM_REQUESTS = num_cases(10)
 # Fields that make an answer long, and their bounds here.
 BOUNDS = {"max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2, "n": 2}
 

@@ -28,6 +28,7 @@ from specdec.server.responses_request import ResponsesRequest
 from specdec.server.tool_call_reader import CallArguments, CallStart
 from specdec.server.tool_parsers import HermesParser, LlamaParser, PlainText, ToolParser, parser_for
 from tests.fakes import edit_json
+from tests.profiles import num_cases
 from tests.specdec.tiny_checkpoints import save_tiny
 
 TAXI = '{"name": "taxi", "arguments": {"to": "Davis", "at": {"h": 9}}}'
@@ -145,7 +146,7 @@ FRAGMENTS = (
 TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=12).map("".join)
 
 
-@settings(max_examples=400)
+@settings(max_examples=num_cases(400))
 @given(kind=st.sampled_from([HermesParser, LlamaParser]), text=TEXTS, cuts=st.sets(st.integers(0, 300)))
 def test_pieces_add_up_to_the_whole_answer(kind: type[ToolParser], text: str, cuts: set[int]) -> None:
     places = [0, *sorted(cut for cut in cuts if 0 < cut < len(text)), len(text)]

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -18,7 +17,6 @@ VOCAB = 288
 
 
 # By night all of them under every rule. The rules other than the default one take longer.
-NIGHTLY = bool(settings.default and settings.default.max_examples >= 2000)
 SHAPE, CHAIN = DraftShape(4, 2, 6), DraftShape(4, 1, 4)
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from specdec import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from specdec.core.call_grammar import HERMES, LLAMA3, CallForm, forced_calls
 from specdec.core.tool_choice import Function, ToolChoice
-from tests.specdec.structured.checkpoints import EOS, NIGHTLY, Bytes, load
+from tests.profiles import IS_NIGHTLY, num_cases
+from tests.specdec.structured.checkpoints import EOS, Bytes, load
 from tests.strategies import seeds
 
 PROMPT = [5, 6, 7]
@@ -27,14 +28,14 @@ PARTS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.fixture(scope="module")
 def engines(bytes_model: Bytes) -> dict[tuple[str, bool], LLM]:
     """Engines by rule, with drafts and without."""
-    rules = ["coupled", "rejection", *(["block"] if NIGHTLY else [])]
+    rules = ["coupled", "rejection", *(["block"] if IS_NIGHTLY else [])]
     return {
         ("coupled", False): load(bytes_model, None),
         **{(rule, True): load(bytes_model, bytes_model.head, rule) for rule in rules},
     }
 
 
-@settings(max_examples=200 if NIGHTLY else 8)
+@settings(max_examples=num_cases(8))
 @given(
     tools=st.dictionaries(
         st.sampled_from(["f", "name", "names"]), st.lists(st.sampled_from(sorted(PARTS)), unique=True), min_size=1

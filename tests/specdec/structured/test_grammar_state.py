@@ -19,6 +19,7 @@ from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import processed_logits
 from specdec.verify.verifier import verifier_of
 from tests.kernel_sets import REFERENCES, TORCH
+from tests.profiles import num_cases
 from tests.strategies import draft_trees, seeds
 from tests.trees import chain_of
 from tests.verify.sampled_rows import SampledRow, nodes_of, verify
@@ -111,7 +112,7 @@ def test_forced_tokens_are_in_the_grammar_and_single_ones_without_an_alternative
         assert chain == []
 
 
-@settings(max_examples=60)
+@settings(max_examples=num_cases(60))
 @given(
     grammar=grammars,
     seed=seeds,

@@ -8,7 +8,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from specdec import LLM, CompletionOutput, SamplingParams, StructuredOutputsParams
-from tests.specdec.structured.checkpoints import NIGHTLY, Bytes, load
+from tests.profiles import IS_NIGHTLY
+from tests.specdec.structured.checkpoints import Bytes, load
 
 SCHEMAS: dict[str, Any] = json.loads((Path(__file__).parent / "schemas.json").read_text(encoding="utf-8"))
 
@@ -49,7 +50,7 @@ def test_there_are_fifty_and_plain_decoding_follows_them(plain: list[CompletionO
 
 @pytest.mark.parametrize(("draft", "every"), [("head", 1), ("ngram", 5)])
 def test_drafts_change_no_token(bytes_model: Bytes, plain: list[CompletionOutput], draft: str, every: int) -> None:
-    names = list(SCHEMAS)[:: 1 if NIGHTLY else every]
+    names = list(SCHEMAS)[:: 1 if IS_NIGHTLY else every]
     expected = [output for output, name in zip(plain, list(SCHEMAS) * 2, strict=True) if name in names]
     found = run(load(bytes_model, bytes_model.head if draft == "head" else draft), names)
     assert [output.token_ids for output in found] == [output.token_ids for output in expected]
@@ -64,5 +65,5 @@ def test_drafts_change_no_token(bytes_model: Bytes, plain: list[CompletionOutput
     ("draft", "verify"), [("head", "rejection"), ("head3", "rejection"), ("head", "block"), ("ngram", "rejection")]
 )
 def test_other_acceptance_rules_follow_them(bytes_model: Bytes, draft: str, verify: str) -> None:
-    names = list(SCHEMAS) if NIGHTLY else list(SCHEMAS)[::7]
+    names = list(SCHEMAS) if IS_NIGHTLY else list(SCHEMAS)[::7]
     check(run(load(bytes_model, getattr(bytes_model, draft, draft), verify), names), names)

@@ -9,8 +9,9 @@ import torch
 
 from specdec import LLM, SamplingParams, StructuredOutputsParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from tests.profiles import IS_NIGHTLY, num_cases
 from tests.simulated_gpu import simulated_gpu
-from tests.specdec.structured.checkpoints import EOS, NIGHTLY, VOCAB, Bytes, load
+from tests.specdec.structured.checkpoints import EOS, VOCAB, Bytes, load
 from tests.verify.chi_square import chi_square_tail
 
 PROMPT = [5, 6, 7]
@@ -141,13 +142,13 @@ def test_samples_have_a_state_each_and_preempted_requests_keep_theirs(bytes_mode
     assert len({one.text for output in expected for one in output.outputs}) == 9
 
 
-@pytest.mark.parametrize("verify", ["rejection", "block", *(["coupled"] if NIGHTLY else [])])
+@pytest.mark.parametrize("verify", ["rejection", "block", *(["coupled"] if IS_NIGHTLY else [])])
 def test_the_distribution_is_that_of_the_masked_target(bytes_model: Bytes, verify: str) -> None:
     """Of four texts that share beginnings. Forced ends come as chains, the rest from drawn trees."""
     texts = ["ab!!!!", "ac", "bb", "b"]
     llm = load(bytes_model, bytes_model.head, verify)
     tokenizer = llm.request_maker.texts.need_tokenizer()
-    count = 5000 if NIGHTLY else 250
+    count = num_cases(250)
     (output,) = llm.generate([PROMPT], structured(choice=texts, n=count), use_tqdm=False)
     ways = Counter(tuple(one.token_ids) for one in output.outputs)
     spelled = [(*tokenizer.encode(text, add_special_tokens=False), EOS) for text in texts]
@@ -170,7 +171,7 @@ def _chance(folders: Bytes, way: tuple[int, ...], ways: list[tuple[int, ...]]) -
     return chance
 
 
-@pytest.mark.parametrize("verify", ["rejection", *(["coupled"] if NIGHTLY else [])])
+@pytest.mark.parametrize("verify", ["rejection", *(["coupled"] if IS_NIGHTLY else [])])
 def test_on_a_simulated_gpu_only_steps_with_a_grammar_wait_more_than_once(
     bytes_model: Bytes, monkeypatch: pytest.MonkeyPatch, verify: str
 ) -> None:

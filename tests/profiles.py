@@ -1,0 +1,27 @@
+"""Hypothesis' profiles, and how many cases a test draws under each: nightly ten times as many."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# Cases of a test that says nothing else.
+USUAL = 25
+PROFILES = {"ci": USUAL, "dev": USUAL, "nightly": 10 * USUAL}
+_name = os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
+IS_NIGHTLY = _name == "nightly"
+
+for name, count in PROFILES.items():
+    settings.register_profile(
+        name,
+        derandomize=name == "ci",
+        deadline=None,
+        max_examples=count,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+settings.load_profile(_name)
+
+
+def num_cases(count: int) -> int:
+    """Return how many cases a test draws that usually draws `count`."""
+    return count * PROFILES[_name] // USUAL
