@@ -1,4 +1,4 @@
-"""Middleware before the routes: request ids, API keys, limits of a body's size and time, log and counts of requests."""
+"""Middleware before the routes: request ids, API keys, turns of clients, limits of a body, log and counts."""
 
 import asyncio
 import hashlib
