@@ -86,7 +86,7 @@ def serve(
         typer.Option(
             metavar="N",
             rich_help_panel="Server",
-            help="Most waiting requests; more are refused with 503; default: no limit.",
+            help="Most waiting requests, besides a first one of each client; more get 503; default: no limit.",
         ),
     ] = None,
     scheduling_policy: Annotated[

@@ -105,10 +105,14 @@ class Scheduler:
         limit = self.config.max_queued_requests
         if limit is None:
             return Admission.OK
+        waiting = (*self.waiting, *self.queues.waiting_for_kv)
         # Samples of one prompt, which share this dict, wait as one request.
-        prompts = {id(each.cached_samples) for each in (*self.waiting, *self.queues.waiting_for_kv)}
-        is_known = id(request.cached_samples) in prompts
-        return Admission.OK if is_known or len(prompts) < limit else Admission.LATER
+        prompts = {id(each.cached_samples) for each in waiting}
+        if len(prompts) < limit or id(request.cached_samples) in prompts:
+            return Admission.OK
+        # No client's requests fill the queue for others.
+        is_first = all(each.client != request.client for each in waiting)
+        return Admission.OK if is_first else Admission.LATER
 
     def add(self, request: Request) -> None:
         """Queue a request.

@@ -45,7 +45,11 @@ class SchedulerConfig:
         0.01, "Share of the cache's blocks that an admission leaves free for running requests.", least=0, below=1
     )
     max_queued_requests: int | None = setting(
-        None, "Most waiting requests; None: no limit.", least=1, wanted="at least 1, or None", flags=""
+        None,
+        "Most waiting requests, besides a first one of each client; None: no limit.",
+        least=1,
+        wanted="at least 1, or None",
+        flags="",
     )
 
     def __post_init__(self) -> None:

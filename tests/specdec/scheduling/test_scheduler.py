@@ -100,6 +100,17 @@ def test_a_full_queue_sends_others_away_until_later() -> None:
     assert names(scheduler.waiting) == "bc"
 
 
+def test_a_queue_that_others_have_filled_takes_a_clients_first_request() -> None:
+    scheduler = make(max_queued_requests=2)
+    for name in "ab":
+        ask(scheduler, name, 1, client="many")
+    ask(scheduler, "c", 1, client="few")
+    for client in ("many", "few"):
+        with pytest.raises(QueueFullError):
+            ask(scheduler, "d", 1, client=client)
+    assert names(scheduler.waiting) == "acb"
+
+
 def test_samples_of_one_prompt_wait_as_one_request() -> None:
     """Or a prompt of more samples than may wait would never be taken, however idle the engine is."""
     scheduler = make(max_queued_requests=2, max_num_seqs=1)
