@@ -1,6 +1,6 @@
 """Tokens per second through `specdec serve` with 16 clients, against `LLM` on the same requests.
 
-    python -m benchmarks.serving [--model FOLDER --draft FOLDER --name NAME]
+    python -m benchmarks.serving [--model FOLDER --draft FOLDER --name NAME --before TREE]
 
 Each client sends its next request when it has the answer to its last one, so as many requests run as there are clients.
 `LLM` gets all requests at once, and both engines have as many seats as there are clients. Rounds are interleaved, with
@@ -8,7 +8,8 @@ plain decoding and with the EAGLE head, whole answers and streamed ones, all gre
 without a prefix cache. Clients share the machine with the server. The figures to read are the ratios, medians over
 rounds. Goal: at least 0.9 of `LLM`. The time to first token is what a client of the streamed answers sees.
 
-Where the program `vllm` is installed, vLLM's server (plain decoding) answers the same requests in the same rounds.
+With `--before`, the code of another tree serves the same requests in the same rounds; the ratio to it is a median over
+rounds too. Where the program `vllm` is installed, vLLM's server (plain decoding) answers them as well.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -100,9 +102,13 @@ def is_healthy(port: int) -> bool:
 def server_commands(args: argparse.Namespace) -> dict[str, list[str]]:
     """Return the commands that start the servers, without their ports."""
     most = ["--max-num-seqs", str(args.clients), "--no-enable-prefix-caching"]
-    own = [sys.executable, "-m", "specdec", "serve", "--threads", str(args.threads), *most]
+    own = ["-m", "specdec", "serve", "--threads", str(args.threads), *most]
     own += [] if args.model is None else ["--model", args.model]
-    commands = {"plain": [*own, "--draft", "none"], "eagle": [*own, "--draft", args.draft]}
+    drafts = {"plain": "none", "eagle": args.draft}
+    commands = {name: [sys.executable, *own, "--draft", draft] for name, draft in drafts.items()}
+    if args.before is not None:
+        before = ["env", f"PYTHONPATH={args.before.absolute()}", sys.executable, "-P", *own]
+        commands |= {f"{name} before": [*before, "--draft", draft] for name, draft in drafts.items()}
     if vllm := shutil.which("vllm"):
         model = str(DEMO / "target" if args.model is None else args.model)
         commands["vllm"] = [vllm, "serve", model, "--served-model-name", "model", *most]
@@ -186,6 +192,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=None, help="default: the demo")
     parser.add_argument("--draft", default="eagle")
+    parser.add_argument("--before", type=Path, help="a tree of an earlier commit, with its library built")
     parser.add_argument("--name", default="serving", help="of the results")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clients", type=int, default=16)
@@ -230,19 +237,28 @@ def main(words: Sequence[str] | None = None) -> None:
     report(runs, args, len(prompts), engines["plain"].config.dtype)
 
 
+def _ratio(runs: Sequence[Run], others: Sequence[Run]) -> float:
+    """Return the median over rounds of how many times as fast they were."""
+    pairs = zip(runs, others, strict=True)
+    return round(statistics.median(one.tokens_per_second / other.tokens_per_second for one, other in pairs), 3)
+
+
 def report(runs: dict[tuple[str, str], list[Run]], args: argparse.Namespace, requests: int, dtype: str) -> None:
     """Print a table, and write the results."""
     expected = [answer.token_ids for answer in runs["plain", "offline"][0].answers]
+    columns = ("server", "way", "tok_per_s_median", "of_offline", "first_token_ms_median", "first_token_ms_nine_in_ten")
     rows, table = [], Table("server", "way", "tok/s, median", "of offline", "first token, ms", "9 in 10, ms")
     for (name, way), every in runs.items():
         speeds = [run.tokens_per_second for run in every]
-        base = [run.tokens_per_second for run in runs["plain" if name == "vllm" else name, "offline"]]
+        base = runs["plain" if name == "vllm" else name.split()[0], "offline"]
+        before = runs.get((f"{name} before", way))
         firsts = sorted(1e3 * answer.first for run in every for answer in run.answers if answer.first is not None)
         row: dict[str, Any] = {
             "server": name,
             "way": way,
             "tok_per_s_median": round(statistics.median(speeds), 1),
-            "of_offline": round(statistics.median(x / y for x, y in zip(speeds, base, strict=True)), 3),
+            "of_offline": _ratio(every, base),
+            **({} if before is None else {"of_before": _ratio(every, before)}),
             "first_token_ms_median": round(statistics.median(firsts), 1) if firsts else None,
             "first_token_ms_nine_in_ten": round(firsts[int(0.9 * len(firsts))], 1) if firsts else None,
             "answers_with_equal_tokens": sum(
@@ -252,7 +268,9 @@ def report(runs: dict[tuple[str, str], list[Run]], args: argparse.Namespace, req
             ),
         }
         rows.append(row)
-        table.add_row(*("" if value is None else str(value) for value in list(row.values())[:-1]))
+        table.add_row(*("" if row[key] is None else str(row[key]) for key in columns))
+        if before is not None:
+            print(f"{name}, {way}: {row['of_before']} of before")
     Console().print(table)
     figures = {"dtype": dtype, "clients": args.clients, "requests": requests, "max_tokens": args.max_tokens}
     target = {} if args.model is None else {"model": shown_path(args.model)}

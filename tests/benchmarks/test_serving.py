@@ -10,7 +10,7 @@ from benchmarks import serving
 from specdec import LLM, SamplingParams
 from tests.specdec.saved_llama import save_llama
 
-ARGS = {"clients": 2, "threads": 1, "draft": "eagle"}
+ARGS = {"clients": 2, "threads": 1, "draft": "eagle", "before": None}
 
 
 def test_a_vllm_that_is_installed_is_measured_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
