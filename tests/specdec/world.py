@@ -39,6 +39,7 @@ from tests.fakes import (
 )
 from tests.lora_adapters import merged, request_for, save_adapter, save_draft_adapter
 from tests.quantized_checkpoints import FORMATS, quantize_folder
+from tests.specdec.roundings import rounds_either_way
 from tests.specdec.saved_llama import edit_tensors
 
 VOCAB = 97
@@ -143,23 +144,8 @@ class World(NamedTuple):
             return self.target(torch.tensor([list(tokens)])).logits[0, -1]
 
     def rounds_either_way(self, tokens: Sequence[int]) -> bool:
-        """Return whether the order of a sum may decide how the target rounds to float32.
-
-        transformers' RMS norms compute in float32, in a float64 model too, and so does the engine. Weights and cache
-        entries of few bits, behind tokens that are all alike, give sums that lie exactly half way between two numbers
-        of float32. Whether they are then rounded up or down is due to errors of 1e-16, in transformers as well.
-        """
-        found = []
-
-        def look(_: Any, given: tuple[Tensor, ...]) -> None:
-            found.append(bool(((given[0] * (1 - 1e-13)).float() != (given[0] * (1 + 1e-13)).float()).any()))
-
-        norms = [module for module in self.target.modules() if type(module).__name__.endswith("Norm")]
-        hooks = [norm.register_forward_pre_hook(look) for norm in norms]
-        self.logits(tokens)
-        for hook in hooks:
-            hook.remove()
-        return any(found)
+        """Return whether the order of a sum may decide how the target rounds."""
+        return rounds_either_way(self.target, tokens)
 
 
 def reading_codes(target: PreTrainedModel, dtype: torch.dtype, scales: Tensor | None = None) -> Any:

@@ -1,0 +1,29 @@
+"""Where transformers' own rounding to float32 is due to chance."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+
+def rounds_either_way(model: PreTrainedModel, tokens: Sequence[int]) -> bool:
+    """Return whether the order of a sum may decide how a float64 model rounds to float32.
+
+    transformers' RMS norms compute in float32, in a float64 model too, and so does the engine. A number that lies half
+    way between two of float32 is rounded up or down due to errors of 1e-16, in transformers as well. Weights and cache
+    entries of few bits, behind tokens that are all alike, give such sums; others meet one in thousands of passes.
+    """
+    found = list[bool]()
+
+    def look(_: Any, given: tuple[Tensor, ...]) -> None:
+        found.append(bool(((given[0] * (1 - 1e-13)).float() != (given[0] * (1 + 1e-13)).float()).any()))
+
+    norms = [module for module in model.modules() if type(module).__name__.endswith("Norm")]
+    hooks = [norm.register_forward_pre_hook(look) for norm in norms]
+    with torch.inference_mode():
+        model(torch.tensor([list(tokens)]))
+    for hook in hooks:
+        hook.remove()
+    return any(found)
