@@ -89,7 +89,15 @@ def pack_quantized(weight: QuantizedRows, order: Tensor, depth: int, memory: Hug
         # One group has all inputs, and those that are packed behind them.
         weight = replace(weight, group=depth)
     assert weight.group % 2 == 0
-    return _pack(lambda rows: chosen_rows(weight, rows), order, depth, memory)
+
+    def rows_of(rows: Tensor) -> QuantizedRows:
+        if not len(rows) or (rows.diff() != 1).any():
+            return chosen_rows(weight, rows)
+        # As they mostly are; a view copies nothing.
+        start = int(rows[0])
+        return weight.map(lambda each: each[start : start + len(rows)])
+
+    return _pack(rows_of, order, depth, memory)
 
 
 def _pack(rows: Callable[[Tensor], QuantizedRows], order: Tensor, depth: int, memory: HugePages) -> Packed:

@@ -301,10 +301,7 @@ def plain(weight: Tensor) -> Tensor:
 
 
 def chosen_rows(quantized: QuantizedRows, rows: Tensor) -> QuantizedRows:
-    """Return rows, int64 `[count]`; consecutive ones are not copied."""
-    if len(rows) and bool((rows.diff() == 1).all()):
-        start = int(rows[0])
-        return quantized.map(lambda each: each[start : start + len(rows)])
+    """Return rows, int64 `[count]`."""
 
     def chosen(each: Tensor) -> Tensor:
         return _by_bytes(lambda tensors: tensors[0][rows], [each])

@@ -175,7 +175,7 @@ class AsyncLLM:
             lora_request: an adapter, which is loaded if it is not yet; needs `enable_lora`.
             priority: lower ones first, under the policy "priority".
             cache_salt: only requests of the same salt share cached prefixes.
-            client: who asks. One with many requests at once does not delay those of others.
+            client: name of the client that sent it; clients have turns, under the policy "fcfs".
             interval: seconds for which tokens after the first may wait to come in one state, which costs less where
                 tokens come fast; infinity for the states after the first token and at the end alone.
             trace: let the outputs' `steps` hold all steps with their draft trees.

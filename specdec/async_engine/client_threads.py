@@ -1,4 +1,4 @@
-"""Threads for work of many clients, which have turns."""
+"""A pool of threads in which clients have turns."""
 
 import threading
 from collections import deque
@@ -10,20 +10,21 @@ T = TypeVar("T")
 
 
 class ClientThreads:
-    """Threads that take one client's work after another's, each client's in order.
+    """A pool of threads that serves clients by turns: one item of work of each, in order of arrival.
 
     Args:
-        count: threads.
+        count: number of threads.
+        name: prefix of their names.
     """
 
     def __init__(self, count: int, name: str) -> None:
         self._threads = ThreadPoolExecutor(count, name)
         self._lock = threading.Lock()
-        # The client that comes next is first.
+        # By client; the first one is served next.
         self._waiting: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
 
     def submit(self, client: str, work: Callable[[], T]) -> Future[T]:
-        """Have work done. Cancelling its future drops it if it has not begun."""
+        """Queue work and return the future of its result. Cancelling the future drops work that has not begun."""
         future = Future[T]()
         with self._lock:
             self._waiting.setdefault(client, deque()).append((future, work))
@@ -45,5 +46,5 @@ class ClientThreads:
             future.set_exception(error)
 
     def close(self) -> None:
-        """Drop what has not begun."""
+        """Cancel the work that has not begun."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -24,7 +24,7 @@ from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.models.grammar_compiler import GrammarCompiler
 from specdec.models.grammar_source import GrammarSource
 
-# Compilations at once: of forms that are new, each for so many seconds at most, and of those that took longer.
+# Lanes in which a new form may take `QUICK` seconds, and lanes for forms that have taken longer.
 NUM_QUICK, NUM_LONG = 2, 2
 QUICK = 0.25
 # Bytes that one compilation may allocate.
@@ -44,8 +44,8 @@ class Compilation(Generic[T]):
     """One request's compilation, and what is made with its grammar.
 
     Args:
-        make: makes something once the grammar is compiled.
-        client: who asks for it.
+        make: called once the grammar is compiled.
+        client: the client whose request it is.
 
     Attributes:
         future: what `make` returns.

@@ -57,7 +57,7 @@ class Add(Message):
         interval: seconds for which news after the first token may wait; infinity for none until the end.
         trace: whether deltas hold all steps with their draft trees.
         adapter: of the target, for this request.
-        client: who asks.
+        client: name of the client that sent it.
     """
 
     number: int

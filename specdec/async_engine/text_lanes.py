@@ -40,7 +40,7 @@ class TextLanes:
         """Return the result of work in a thread of its lane. Cancelling drops work that has not begun.
 
         Args:
-            client: who asks for it.
+            client: name of the client whose texts they are.
             size: characters of all texts that are tokenized.
         """
 

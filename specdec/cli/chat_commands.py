@@ -28,7 +28,7 @@ class ChatCommand(NamedTuple):
 
 
 def run_command(line: str, conversation: Conversation, screen: Screen) -> str:
-    """Run a command; return a line that says what it changed, or an empty one if it printed its own output.
+    """Run a command; return a line about its effect, or an empty string if it has printed its output.
 
     Raises:
         EOFError: the command ends the chat.

@@ -1,4 +1,4 @@
-"""Garbage collections are left out where they find nothing."""
+"""Pauses of Python's garbage collector."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Import and load without garbage collections: a million new objects stay, and looking at them takes 0.3 s."""
+    """Pause the collector while modules and a model are loaded: it would scan a million objects that stay (0.3 s)."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

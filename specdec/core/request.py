@@ -57,7 +57,7 @@ class Request:
         sampling: sampling parameters.
         end_tokens: tokens after which the output ends.
         priority: lower numbers run first under the policy "priority".
-        client: who asks; clients are served by turns.
+        client: name of the client that sent it; clients are served by turns.
         cache_salt: only requests of the same salt share cached blocks.
         adapter: the target's adapter for it; None for the target alone.
         cached_samples: samples of the same prompt that hold cache blocks, longest-holding first; one dict for all

@@ -18,10 +18,11 @@ from specdec.scheduling.step_cost import Curve, PreemptionCost, StepCost
 # Least and most rounds of measurements, and the time that ends them between: steps of a small model are short beside
 # what disturbs them.
 ROUNDS, MOST_ROUNDS, LEAST_SECONDS, IN_A_ROW = 2, 32, 0.04, 3
-# A part that takes longer fills the processor's caches by itself: once in a round is enough. Its first time counts
-# alone if it is at most so many times as long for a token as the size before: then nothing was warmed up, and nothing
-# disturbed it.
-LONG, IN_PROPORTION = 0.02, 1.25
+# Seconds from which a part fills the processor's caches by itself, and is measured once in a round.
+LONG = 0.02
+# Most growth of a long part's seconds per token from one size to the next if nothing was warmed up and nothing else
+# ran. Within it, the first measurement counts and is not repeated.
+IN_PROPORTION = 1.25
 # Tokens of the pass that stands for recomputing a request.
 CHUNK = 256
 CONTEXT = 128

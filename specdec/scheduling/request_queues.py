@@ -11,8 +11,8 @@ from specdec.scheduling.scheduler_config import Policy
 
 # A request is overtaken by requests of the next lower priority number only if they arrive within this many steps.
 PRIORITY_STEPS = 1000
-# A client's second request is overtaken by first ones of other clients only if they arrive within this many steps, its
-# third one within twice as many.
+# A client's second queued request is overtaken by a first one of another client only if that arrives within this many
+# steps; its third one, within twice as many.
 TURN_STEPS = 1000
 
 

@@ -37,7 +37,7 @@ class Gate:
     def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: ServerMetrics) -> None:
         self._app, self._settings, self._metrics = app, settings, metrics
         self._keys, self._admin_keys = _digests(settings.api_key), _digests(settings.admin_api_key)
-        # By client.
+        # Held for a turn of the event loop, by client.
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,7 +82,7 @@ class Gate:
             self._log(scope, status, seconds, reason)
 
     async def _turn(self, client: str) -> None:
-        """Let one request of each client pass, then what else the event loop has to do."""
+        """Wait until this client's earlier requests have passed, one in each turn of the event loop."""
         lock = self._turns.setdefault(client, asyncio.Lock())
         async with lock:
             await asyncio.sleep(0)
@@ -98,7 +98,7 @@ class Gate:
         """Check the key that a request brings; the administrator's opens every route.
 
         Returns:
-            Its hash, the empty string if none is needed.
+            The key's hash; an empty string if the route needs none.
 
         Raises:
             ApiError: 401, a missing or wrong key; 403, a client's key for a route that is the administrator's.

@@ -110,7 +110,7 @@ class Service:
 
     @property
     def _finds_no_calls(self) -> bool:
-        """Whether the form of calls was to be recognised by the chat template, and was not."""
+        """True if the parser of tool calls was to be chosen by the chat template, and none fits it."""
         return self.settings.tool_call_parser == "auto" and self.tool_parser is PlainText
 
     def check_tools(self, are_chosen: bool) -> None:

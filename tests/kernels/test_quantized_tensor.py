@@ -84,3 +84,10 @@ def test_plain_torch_multiplies_with_the_dequantised_weight() -> None:
 def test_other_operations_are_refused() -> None:
     with pytest.raises(NotImplementedError, match="has no meaning for quantised weights"):
         tensor_of(random_rows("int8", 4, 32, 32))[0].sum()
+
+
+def test_reading_rows_does_not_wait_for_the_device() -> None:
+    """Captured graphs look embeddings up; a number of a meta tensor cannot be read."""
+    stored = random_rows("uint4", 8, 64, 32, "minima", torch.float16, False, 0).map(lambda each: each.to("meta"))
+    weight = QuantizedTensor(stored, torch.bfloat16)
+    assert weight.rows(torch.arange(3, device="meta")).shape == (3, 64)
