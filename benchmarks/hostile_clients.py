@@ -6,9 +6,9 @@ For each attack of `benchmarks.hostile_requests` a server of the demo model is s
 sends its requests at once and waits for their answers, for `--seconds` at most; then it goes away. From another address
 small requests are sent one after another, by turns plain and with a regular expression that is new each time. Reported
 are their latencies before and during the attack, the attack's answers by status, the processor time that the server
-takes in the second after it, and the private memory of its processes before and after; that of the cache, which is set
-aside at start, counts once it is used. Goal: no small request takes 0.5 s longer than the longest before, and memory
-returns to within 20 %.
+takes in the second after it, and the private memory of its processes before and after. The cache has 64 MiB, since
+its memory, which is reserved at start, counts only once it is used. Goal: no small request takes 0.5 s longer than the
+longest before, and memory returns to within 20 %.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.hostile_requests import ATTACKS, COMPLETIONS, Attack
+from benchmarks.hostile_requests import ATTACKS, CHAT, COMPLETIONS, Attack
 from benchmarks.report import write
 
 # Of kB, as /proc has them.
@@ -99,7 +99,7 @@ class Server:
 @contextmanager
 def serving(tree: Path) -> Iterator[Server]:
     """Serve the demo model by the code of a tree."""
-    command = [sys.executable, "-P", "-m", "specdec", "serve", "--port", "0"]
+    command = [sys.executable, "-P", "-m", "specdec", "serve", "--port", "0", "--kv-cache-memory", "64MiB"]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     process = subprocess.Popen(command, cwd=tree, env=environment, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -132,8 +132,9 @@ def small_requests(server: Server, patterns: Iterator[int], stop: Callable[[], b
 def attacked(server: Server, attack: Attack, seconds: float) -> dict[str, Any]:
     """Return the figures of one attack."""
     patterns, counts = iter(range(10, 100_000)), iter(range(QUIET))
-    # The first form starts the process that tries forms out.
+    # The first form starts the process that tries forms out, the first conversation loads the chat template.
     first = small_requests(server, patterns, lambda: True)
+    server.send(CHAT, json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}).encode(), SMALL)
     quiet = small_requests(server, patterns, lambda: next(counts, None) is None)
     before, _ = server.usage()
     statuses = list[int]()
