@@ -9,7 +9,9 @@ without a prefix cache. Clients share the machine with the server. The figures t
 rounds. Goal: at least 0.9 of `LLM`. The time to first token is what a client of the streamed answers sees.
 
 With `--before`, the code of another tree serves the same requests in the same rounds; the ratio to it is a median over
-rounds too. Where the program `vllm` is installed, vLLM's server (plain decoding) answers them as well.
+rounds too. What an engine measures at its start decides how large its trees are, and two starts of one tree may differ
+by several per cent: `--starts` begins anew so many times, and rounds of all of them count. Where the program `vllm` is
+installed, vLLM's server (plain decoding) answers them as well.
 """
 
 import argparse
@@ -64,6 +66,10 @@ class Run(NamedTuple):
     @property
     def tokens_per_second(self) -> float:
         return sum(len(answer.token_ids) for answer in self.answers) / self.seconds
+
+
+# By the server's name and the way of answering.
+Runs = dict[tuple[str, str], list[Run]]
 
 
 @contextmanager
@@ -199,43 +205,53 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=32, help="of each kind of text")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--starts", type=int, default=1, help="of all engines, each with so many rounds")
     args = parser.parse_args(words)
     torch.set_num_threads(args.threads)
-    drafts = {"plain": "none", "eagle": args.draft}
-    with ExitStack() as stack:
-        ports = {name: stack.enter_context(server(command)) for name, command in server_commands(args).items()}
-        engines = {
-            name: LLM(
-                args.model,
-                draft=None if draft == "none" else draft,
-                threads=args.threads,
-                max_num_seqs=args.clients,
-                enable_prefix_caching=False,
-            )
-            for name, draft in drafts.items()
-        }
-        kinds = ("gsm8k-eval", "sgd-eval")
-        prompts = [
-            engines["plain"].chat_prompt(messages) for name in kinds for messages in read_prompts(name)[: args.prompts]
-        ]
-        random.Random(0).shuffle(prompts)
-        runs: dict[tuple[str, str], list[Run]] = {
-            (name, way): []
-            for name in ports
-            for way in ("offline", "whole", "streamed")
-            if name in drafts or way != "offline"
-        }
-        for number in range(args.rounds + 1):
-            # Forwards and backwards by turns: a processor that slows down within a round favours neither end.
-            for (name, way), every in list(runs.items())[:: 1 if number % 2 else -1]:
-                if way == "offline":
-                    run = offline(engines[name], prompts, args)
-                else:
-                    model = "model" if name == "vllm" else None
-                    run = through_server(ports[name], model, prompts, args, way == "streamed")
-                if number:  # the first round warms up
-                    every.append(run)
+    runs: Runs = {}
+    for start in range(args.starts):
+        with ExitStack() as stack:
+            ports = {name: stack.enter_context(server(command)) for name, command in server_commands(args).items()}
+            engines = {
+                name: stack.enter_context(
+                    LLM(
+                        args.model,
+                        draft=None if draft == "none" else draft,
+                        threads=args.threads,
+                        max_num_seqs=args.clients,
+                        enable_prefix_caching=False,
+                    )
+                )
+                for name, draft in (("plain", "none"), ("eagle", args.draft))
+            }
+            prompts = [
+                engines["plain"].chat_prompt(messages)
+                for name in ("gsm8k-eval", "sgd-eval")
+                for messages in read_prompts(name)[: args.prompts]
+            ]
+            random.Random(0).shuffle(prompts)
+            answer_in_rounds(runs, ports, engines, prompts, args)
+        print(f"start {start + 1} of {args.starts}: measured", file=sys.stderr)
     report(runs, args, len(prompts), engines["plain"].config.dtype)
+
+
+def answer_in_rounds(
+    runs: Runs, ports: dict[str, int], engines: dict[str, LLM], prompts: Sequence[list[int]], args: argparse.Namespace
+) -> None:
+    """Answer the prompts in every way, in rounds, and add them to the runs but for the first round, which warms up."""
+    ways = [
+        (name, way) for name in ports for way in ("offline", "whole", "streamed") if name in engines or way != "offline"
+    ]
+    for number in range(args.rounds + 1):
+        # Forwards and backwards by turns: a processor that slows down within a round favours neither end.
+        for name, way in ways[:: 1 if number % 2 else -1]:
+            if way == "offline":
+                run = offline(engines[name], prompts, args)
+            else:
+                model = "model" if name == "vllm" else None
+                run = through_server(ports[name], model, prompts, args, way == "streamed")
+            if number:
+                runs.setdefault((name, way), []).append(run)
 
 
 def _ratio(runs: Sequence[Run], others: Sequence[Run]) -> float:
@@ -244,7 +260,7 @@ def _ratio(runs: Sequence[Run], others: Sequence[Run]) -> float:
     return round(statistics.median(one.tokens_per_second / other.tokens_per_second for one, other in pairs), 3)
 
 
-def report(runs: dict[tuple[str, str], list[Run]], args: argparse.Namespace, requests: int, dtype: str) -> None:
+def report(runs: Runs, args: argparse.Namespace, requests: int, dtype: str) -> None:
     """Print a table, and write the results."""
     expected = [answer.token_ids for answer in runs["plain", "offline"][0].answers]
     columns = ("server", "way", "tok_per_s_median", "of_offline", "first_token_ms_median", "first_token_ms_nine_in_ten")
@@ -275,7 +291,7 @@ def report(runs: dict[tuple[str, str], list[Run]], args: argparse.Namespace, req
     Console().print(table)
     figures = {"dtype": dtype, "clients": args.clients, "requests": requests, "max_tokens": args.max_tokens}
     target = {} if args.model is None else {"model": shown_path(args.model)}
-    write(args.name, {**target, **figures, "rounds": args.rounds, "rows": rows})
+    write(args.name, {**target, **figures, "starts": args.starts, "rounds": args.rounds, "rows": rows})
 
 
 if __name__ == "__main__":
