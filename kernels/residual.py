@@ -1,5 +1,5 @@
 # mypy: allow-incomplete-defs, allow-untyped-defs, allow-untyped-decorators
-"""Functions of the kernels that weigh p against q: weights of tokens, what rejections leave of them, coins, draws.
+"""Functions of the rejection rules' kernels: weights of tokens, what rejections leave of them, coins, draws.
 
 A rounding of float32 is made once, in `w = exp(score - largest)`. All sums, quotients and differences are float64:
 whatever is rejected, the output follows w to 2**-50 or so, where float32 would lose what little a rejection leaves.

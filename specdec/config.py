@@ -112,7 +112,7 @@ class EngineConfig:
         "checkpoint's scales), but the model's outputs change.",
     )
     draft_kv_cache_dtype: KVCacheDtype | None = setting(
-        None, "The same of the draft model.", panel="Drafts", shown_default="kv_cache_dtype"
+        None, "Keys and values of the draft model in the cache.", panel="Drafts", shown_default="kv_cache_dtype"
     )
     gpu_memory_utilization: float = setting(
         0.9, "Share of a GPU's memory for weights, the largest step and the cache together.", above=0, most=1

@@ -164,7 +164,7 @@ def test_layer_is_a_plain_folder_linked_into_the_package(name: str) -> None:
     assert os.readlink(ROOT / "specdec" / name) == f"../{name}"
 
 
-def test_what_an_editable_install_puts_on_the_path_holds_the_package_alone() -> None:
+def test_an_editable_install_puts_the_package_alone_on_the_path() -> None:
     assert [name for name in os.listdir(ROOT / "src") if not name.endswith(".egg-info")] == ["specdec"]
     assert os.readlink(ROOT / "src" / "specdec") == "../specdec"
 

@@ -13,7 +13,7 @@ def expected(request: pytest.FixtureRequest) -> random.Random:
 
 
 @pytest.mark.parametrize("place", range(2))
-def test_what_has_no_seed_is_seeded_by_the_name_of_the_test(request: pytest.FixtureRequest, place: int) -> None:
+def test_unseeded_chance_is_seeded_by_the_tests_name(request: pytest.FixtureRequest, place: int) -> None:
     chance = expected(request)
     # Requests without a seed take theirs from `secrets.randbits`.
     assert [secrets.randbits(63), secrets.randbits(63)] == [chance.getrandbits(63), chance.getrandbits(63)]

@@ -43,7 +43,7 @@ class CoupledVerifier:
 
 
 class WeighingVerifier:
-    """Rules that weigh p against q: recursive rejection sampling and block verification.
+    """Rejection rules, which compare p with q: recursive rejection sampling and block verification.
 
     The output follows the target's distribution exactly, but unlike with `CoupledVerifier` the tree influences which
     of the possible outputs it is.

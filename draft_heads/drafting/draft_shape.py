@@ -27,7 +27,7 @@ class DraftShape:
     nodes: int = setting(help="Draft nodes verified per step.", least=1, most=1024, flags="--draft-nodes")
     min_reach: float = setting(
         0.0,
-        "Draft a level deeper while the chance to get there, as the head sees it, is at least this; 0: always.",
+        "Draft a level deeper while the head's probability of reaching it is at least this; 0: always.",
         least=0,
         below=1,
     )

@@ -55,7 +55,7 @@ class Unread(NamedTuple):
 
 
 class TreeDrafter(ABC, Generic[State]):
-    """EAGLE-2's trees for a batch of rows, by whatever scores the children of a frontier.
+    """EAGLE-2's trees for a batch of rows; a subclass scores the children of a frontier.
 
     Entry i of a head's cache depends on the tokens up to i and the target's features of those before i. Rows written
     while drafting lie behind the known tokens and are scratch: entries of accepted tokens are written again, from true

@@ -1,4 +1,4 @@
-"""Draft trees drawn from the head's own distribution, for acceptance rules that weigh p against q."""
+"""Draft trees drawn from the head's own distribution, for the rejection rules, which need each node's q."""
 
 from collections.abc import Sequence
 from functools import partial

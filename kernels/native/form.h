@@ -1,4 +1,4 @@
-/* The operations, compiled for the processor that `FORM_*` names by whoever includes this; FORM is their table. */
+/* The operations, compiled for the processor that the including file names by `FORM_*`; FORM is their table. */
 #include <float.h>
 #include <math.h>
 #include <string.h>

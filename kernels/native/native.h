@@ -47,8 +47,8 @@ typedef struct {
     matrix qkv, output, gate_up, down; /* gate_up: two blocks of gate, two of up, in turn */
 } layer;
 
-/* Columns of an adapted product: `up` takes numbers from `column` on of a row of `low`, and its blocks add to those of
-   the weight from `first` on; or, where parts lie in turn, two blocks to each chunk of four. */
+/* Columns of an adapted product: `up` reads `low[column:]` of each row and adds to the weight's blocks from `first` on;
+   where parts lie in turn, to two blocks in each chunk of four. */
 typedef struct {
     int64_t first, in_turn, column;
     matrix up;

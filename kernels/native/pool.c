@@ -96,14 +96,13 @@ static void *wait_for_work(void *given) {
                 continue;
             }
             pthread_mutex_lock(&p->lock);
-            /* Said anew each time: the caller may wake this thread for a job that it has done, and take what it said
-               for heard. */
+            /* Set again each time: the caller may have cleared it when it woke this thread for a job already done. */
             while (atomic_store(&p->asleep, 1), atomic_load(&p->number) == number)
                 pthread_cond_wait(&p->wake, &p->lock);
             pthread_mutex_unlock(&p->lock);
         }
         number = atomic_load(&p->number);
-        /* Looked at after the number, which is the last one once the pool closes: nobody would wake this thread again. */
+        /* Read after the number: once the pool closes, its number stays the last one and no later wake-up comes. */
         if (atomic_load(&p->closing))
             return NULL;
         do_share(p, self.thread, self.thread, number);

@@ -236,7 +236,7 @@ class KVCacheManager:
     def catch_up(self, request: Request) -> None:
         """Advance `num_draft_cached` over what the draft head need not read.
 
-        That are shared blocks that it has read for other requests, and entries on which no later row of it depends.
+        These are shared blocks that it has already read for another request, and entries that no later row needs.
         """
         size, reach = self.block_size, self.kept.head_reach
         self._pass_read_blocks(request)

@@ -50,7 +50,7 @@ class SamplingParams:
         0.0, "Subtracted from the logits of tokens in the output, from -2 to 2.", **_PENALTY
     )
     frequency_penalty: float = setting(
-        0.0, "The same, times how often the token occurs in the output, from -2 to 2.", **_PENALTY
+        0.0, "Subtracted from a token's logit once per occurrence in the output, from -2 to 2.", **_PENALTY
     )
     logit_bias: Mapping[int, float] | None = setting(
         None, "Numbers from -100 to 100 to add to the logits of these token ids.", flags=""
@@ -81,10 +81,10 @@ class SamplingParams:
     )
     ignore_eos: bool = setting(False, "Go on after the model's end token.", flags="--ignore-eos")
     logprobs: int | None = setting(
-        None, "Log-probabilities of so many likeliest tokens per generated token; -1 for all.", **_SCORED
+        None, "Number of likeliest tokens whose log-probabilities are returned per generated token; -1 for all.", **_SCORED
     )
     prompt_logprobs: int | None = setting(
-        None, "The same per prompt token, before any parameter is applied.", **_SCORED
+        None, "Number of likeliest tokens whose log-probabilities are returned per prompt token, before any parameter is applied.", **_SCORED
     )
     skip_special_tokens: bool = setting(True, "Leave special tokens out of the text.", flags="")
     kept_special_tokens: Sequence[int] | None = setting(
@@ -96,7 +96,7 @@ class SamplingParams:
     detokenize: bool = setting(True, "Make text of the tokens; without it, outputs hold token ids alone.", flags="")
     truncate_prompt_tokens: int | None = setting(
         None,
-        "Keep only so many last tokens of the prompt; -1: as many as leave room for one token.",
+        "Truncate the prompt to its last N tokens; -1: to as many as leave room for one generated token.",
         least=-1,
         wanted="at least 1, or -1 for as many as there is room for",
         flags="",

@@ -98,7 +98,7 @@ def engine_config(model: Path, draft: Path | None, settings: dict[str, Any]) -> 
         if name in others:
             raise ValueError(f"{name} is no keyword; give its settings, such as {example}")
     if "ngrams" in others:
-        raise ValueError("ngrams is no keyword; name ngram among the sources of draft")
+        raise ValueError('unknown keyword ngrams; use draft="ngram"')
     known = LLMSettings.__annotations__
     for name in others:
         if name not in known:

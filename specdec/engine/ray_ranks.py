@@ -58,7 +58,7 @@ class _Rank:
     """A rank beside the first, as an actor."""
 
     def follow(self, host: str, port: int, rank: int) -> None:
-        """Be the rank, until its connection to the first is closed.
+        """Serve as this rank until its connection to the first one is closed.
 
         Args:
             host: address of the first rank, which has the store at `port`.

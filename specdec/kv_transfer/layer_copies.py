@@ -73,7 +73,7 @@ def layer_copies(device: Tensor, host: Tensor, kernels: KernelSet, notes: Notes)
 
 
 class _LayerCopy:
-    """A copy that whichever thread comes first carries out."""
+    """A copy that is run by the first thread to reach it."""
 
     def __init__(self, copy: Callable[[], None]) -> None:
         self._copy, self._lock, self.is_done = copy, threading.Lock(), False

@@ -147,7 +147,7 @@ class DraftBudget:
         return rows
 
     def _alone(self, rows: list[PlannedRow], turn: int) -> list[PlannedRow]:
-        """Let the model draft for one row: a lone tree is to show the acceptance of all ranks, so one with the most."""
+        """Let the model draft for one of the rows with the largest tree, whose acceptance then stands for the batch."""
         bounds = self._bounds
         widest = max((bounds[row.request].nodes for row in rows), default=0)
         able = [row for row in rows if bounds[row.request].nodes == widest]

@@ -46,16 +46,16 @@ class Curve:
         return xs[i - 1] + (y - ys[i - 1]) / rise
 
 
-# Measurements of which the second smallest is used, of two the smaller: what disturbs a step only makes it longer, and
-# often all steps for a while. So what is measured within this many seconds is one measurement.
-# What a prompt adds changes with each of its chunks.
+# Number of measurements kept, of which a low one is used: disturbances only make steps longer. They often last for
+# several steps, so measurements closer together than this many seconds are merged. Fewer are kept of what a prompt adds,
+# which changes with each of its chunks.
 KEPT, KEPT_OF_PREFILL, LEAST_SECONDS = 5, 3, 0.02
 # Total seconds of measured steps of one size from which on their cost counts as known.
 KNOWN_SECONDS = 0.005
 # Measurements whose mean is used.
 KEPT_OF_SHARE = 16
-# Seconds of plain steps after one with trees that are not measured: a small model's take up to half as long again until
-# its weights are back in the processor's caches.
+# Plain steps are not measured for this many seconds after a step with trees: a small model's weights are then not yet
+# back in the processor's caches, and a step takes up to half as long again.
 WARM_SECONDS = 0.002
 # In a long run of steps with trees only every fifth corrects the costs: a correction takes 2 % of a small model's step.
 # Not every second or fourth, since patterns of that length would be missed.
@@ -70,7 +70,7 @@ NOTHING = Curve([(1, 0.0)])
 
 
 class Ratio:
-    """Measured over predicted seconds: the second smallest of the last measurements, of one or two the smallest.
+    """Measured over predicted seconds, as a low quantile of the last measurements: the second smallest of three or more.
 
     Args:
         kept: number of measurements.

@@ -122,7 +122,7 @@ class TopLogprob(Struct):
 
 
 class TokenLogprob(Struct):
-    """The same for a generated token, with the most probable others."""
+    """A generated token's text, bytes and log-probability, and those of its most probable alternatives."""
 
     token: str
     logprob: float

@@ -91,7 +91,7 @@ def run_here(run: Callable[[Stage], Any], out: Path, monkeypatch: pytest.MonkeyP
     return int(ended.value.code or 0), json.loads((out / "some-stage.json").read_text())
 
 
-def test_what_was_found_before_an_error_is_kept(
+def test_findings_before_an_error_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(stage: Stage) -> None:

@@ -59,7 +59,7 @@ def test_every_kernel_has_its_peers() -> None:
             assert (peer.result is not None) == (name != "gather" and not other)
 
 
-def test_what_there_is_no_time_for_is_listed() -> None:
+def test_cases_left_out_for_time_are_listed() -> None:
     figures = measure(TINY, DEVICE, time.monotonic(), print)
     assert figures["rows"] == figures["failed"] == []
     assert {cut["kernel"] for cut in figures["cut"]} == set(PEERS)

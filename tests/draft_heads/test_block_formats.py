@@ -132,7 +132,7 @@ def test_a_head_in_speculators_layout_is_the_same(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("name", "reason"), [("jetspec", "causal"), ("renamed_dflash", "norms of queries")])
-def test_what_speculators_layout_has_no_place_for_is_refused(name: str, reason: str) -> None:
+def test_settings_without_a_place_in_speculators_layout_are_refused(name: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         speculators_files(built(BLOCK_FORMATS[name]().head))  # type: ignore[arg-type]
 

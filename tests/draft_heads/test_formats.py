@@ -167,7 +167,7 @@ def test_layers_are_those_that_the_format_means(heads: Heads) -> None:
     assert (other.head.taps if other else None) == heads.fixture.facts.get("other taps")
 
 
-def test_what_the_target_lends_is_not_copied(heads: Heads) -> None:
+def test_weights_shared_with_the_target_are_not_copied(heads: Heads) -> None:
     draft, found = heads.loaded.draft, heads.loaded.description
     lent = {Source.TARGET: True, Source.FILE: False, Source.EMBEDDING: False}
     is_lent = draft.head.embed_tokens.weight.data_ptr() == PARTS.embedding.data_ptr()
@@ -191,7 +191,7 @@ ASSUMED = {
 
 
 @pytest.mark.parametrize("name", ASSUMED)
-def test_what_was_assumed_is_told(name: str, tmp_path: Path) -> None:
+def test_assumed_settings_are_told(name: str, tmp_path: Path) -> None:
     said = describe_folder(FORMATS[name]().write(tmp_path)).assumptions
     assert any(sentence.startswith(ASSUMED[name]) for sentence in said), said
 

@@ -38,7 +38,7 @@ def test_all_files_are_collected(tmp_path: Path) -> None:
     assert " tests collected" in run_pytest(tmp_path, "--collect-only", "tests/kernels").splitlines()[-1]
 
 
-def test_what_needs_the_library_is_skipped_with_the_reason(tmp_path: Path) -> None:
+def test_tests_of_the_library_are_skipped_with_the_reason(tmp_path: Path) -> None:
     """Asked for while a file is imported, while hypothesis draws arguments, and in a test."""
     files = [f"tests/kernels/test_{name}.py" for name in ("native_walks", "native_adapters", "quantized_products")]
     printed = run_pytest(tmp_path, "-rs", *files)

@@ -84,7 +84,7 @@ def test_the_kernel_walks_as_the_twin_does(
 
 @settings(max_examples=num_cases(20))
 @given(chains, seeds)
-def test_where_nothing_is_rounded_nothing_differs(many: list[DraftTree], seed: int) -> None:
+def test_kernel_and_reference_agree_exactly_without_rounding(many: list[DraftTree], seed: int) -> None:
     """All possible tokens are equally likely."""
     drawn = sampled_batch(many, VOCAB, seed, exact=True)
     assert_equal(drawn, prepared(drawn))

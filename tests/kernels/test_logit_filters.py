@@ -22,7 +22,7 @@ vocabularies = st.one_of(
 # Mass of what top_k has left, half of it in a score that equals the best.
 @example(40, [(0.0, 2, 0.9), (0.0, 3, 0.6)], 0, 4.0)
 @example(3100, [(0.0, 0, 0.999), (0.0, 2, 0.9), (0.3, 10**6, 1.0)], 5, 4.0)
-def test_what_is_kept_is_what_is_asked(
+def test_kept_tokens_are_those_of_the_parameters(
     vocab: int, asked: list[tuple[float, int, float]], seed: int, step: float
 ) -> None:
     scores = scores_of(len(asked), vocab, seed, step)
@@ -84,7 +84,7 @@ def test_columns_of_a_wider_tensor_and_rows_far_apart() -> None:
         (torch.zeros(2, 5), torch.zeros(2, 3, dtype=torch.float64), r"limits .* not float32 \(2, 3\)"),
     ],
 )
-def test_what_does_not_fit_is_refused(scores: Tensor, table: Tensor, message: str) -> None:
+def test_wrong_shapes_are_refused(scores: Tensor, table: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         filter_logits(scores.to(DEVICE), table.to(DEVICE))
     assert filter_logits(torch.zeros(0, 5, device=DEVICE), torch.zeros(0, 3, device=DEVICE)).shape == (0, 5)

@@ -231,7 +231,7 @@ def test_closes_right_after_a_job() -> None:
         Library(4, torch.float32).filter(scores, limits)
 
 
-def test_what_cannot_run_is_refused() -> None:
+def test_unsupported_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="form 'sparc' does not run"):
         Library(1, torch.float32, "sparc")
     noise = GumbelNoise(torch.device("cpu"))

@@ -99,7 +99,7 @@ def test_siblings_are_tried_one_after_the_other(has_draft: bool) -> None:
 
 @example(0)
 @given(seeds)
-def test_where_q_is_p_a_chain_is_accepted_whole(seed: int) -> None:
+def test_a_chain_is_accepted_whole_when_q_is_p(seed: int) -> None:
     """Rounding leaves a residual of nothing, which must not end it."""
     drawn = batch([chain_of([3, 1, 2])] * 3, 17, seed, True)
     drawn = drawn._replace(sampled=[True] * 3, draft_probs=torch.softmax(drawn.scores, -1))

@@ -116,7 +116,7 @@ def test_siblings_are_tried_one_after_the_other(has_draft: bool) -> None:
 
 @settings(max_examples=num_cases(12))
 @given(trees, seeds, st.booleans())
-def test_where_nothing_is_rounded_nothing_differs(many: list[DraftTree], seed: int, has_draft: bool) -> None:
+def test_kernel_and_reference_agree_exactly_without_rounding(many: list[DraftTree], seed: int, has_draft: bool) -> None:
     """All possible tokens are equally likely, which for greedy rows is one great tie."""
     drawn = batch(many, 17, seed, has_draft, exact=True)
     with blocks_of(8):

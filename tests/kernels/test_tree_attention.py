@@ -293,7 +293,7 @@ def refused(message: str, shape: Shape, group: int = 4, nodes: int = 3, **change
     assert "\n" not in str(caught.value)
 
 
-def test_what_the_kernel_was_not_made_for_is_refused() -> None:
+def test_unsupported_shapes_are_refused() -> None:
     shape = Shape(2, 16, torch.float32)
     refused(r"query is torch.float64.* must be one of .*bfloat16", shape._replace(dtype=torch.float64))
     refused(r"cache torch.float16", shape, kv=torch.zeros(8, 4, 16, dtype=torch.float16))

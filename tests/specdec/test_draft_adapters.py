@@ -146,7 +146,7 @@ def test_tau_is_told_for_each_adapter_and_either_draft_model(world: World, made:
     ]
 
 
-def test_what_does_not_fit_the_draft_model_is_refused(world: World, made: Any, tmp_path: Path) -> None:
+def test_adapters_unfit_for_the_draft_model_are_refused(world: World, made: Any, tmp_path: Path) -> None:
     adapters, _ = made("eagle3")
     llm = engine(world, "eagle3")
     for path, message in (

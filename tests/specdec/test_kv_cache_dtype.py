@@ -208,7 +208,7 @@ def test_fp8_without_scales_is_warned_of(world: World, tmp_path: Path, caplog: p
         caplog.clear()
 
 
-def test_what_a_scheme_says_without_scales(world: World, tmp_path: Path) -> None:
+def test_a_scheme_without_scales_is_followed(world: World, tmp_path: Path) -> None:
     folder = checkpoint(world, tmp_path, None, {**SCHEME, "type": "int"})
     assert LLM(folder, None, kernels="torch").engine.worker.cache.target.dtype == torch.int8
 

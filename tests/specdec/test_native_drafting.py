@@ -100,7 +100,7 @@ def test_trees_are_the_same(
     assert searches > 3
 
 
-def test_what_the_call_does_not_know_is_searched_in_python(world: World) -> None:
+def test_unsupported_searches_run_in_python(world: World) -> None:
     """Logit edits and some edge scorers are no part of the call; the output is that of plain decoding all the same."""
     prompts = [list(range(5, 15)), list(range(3, 40))]
     params = [

@@ -314,7 +314,7 @@ def test_host_blocks_of_a_failed_step_are_free_once_nothing_is_copied_there(
 
 
 @pytest.mark.usefixtures("gpu")
-def test_what_a_gpu_would_refuse_is_refused() -> None:
+def test_operations_that_a_gpu_refuses_are_refused() -> None:
     there, here = torch.arange(3, device=GPU), torch.arange(3)
     assert there.device == GPU
     assert there.tolist() == [0, 1, 2]
@@ -326,7 +326,7 @@ def test_what_a_gpu_would_refuse_is_refused() -> None:
         CudaGraphs(GPU).capture(lambda: here.to(GPU))
 
 
-def test_what_the_host_waits_for_is_noted(gpu: SimulatedGPU) -> None:
+def test_waits_of_the_host_are_noted(gpu: SimulatedGPU) -> None:
     there = torch.tensor([1, 2], pin_memory=True).to(GPU, non_blocking=True)
     assert gpu.waits == []
     torch.tensor([1, 2]).to(GPU, non_blocking=True)

@@ -200,7 +200,7 @@ def test_rules_that_weigh_take_the_same_coins(folder: Path, verify: str, draft: 
         ({"kernels": "cuda"}, "kernels is 'cuda'; it must be one of auto, torch, triton"),
     ],
 )
-def test_what_the_kernels_were_not_made_for_is_refused(folder: Path, settings: dict[str, object], message: str) -> None:
+def test_unsupported_settings_are_refused(folder: Path, settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load(folder, **{"kernels": "triton", **settings})  # type: ignore[arg-type]
 

@@ -270,7 +270,7 @@ def test_a_template_whose_prompt_is_no_beginning_of_the_turn_is_refused() -> Non
     ("template", "message"),
     [("{{ raise_exception('roles\nmust alternate') }}", "roles must alternate"), ("{{ 1 + 'x' }}", "unsupported")],
 )
-def test_what_a_template_raises_is_the_conversations_fault(template: str, message: str) -> None:
+def test_errors_of_a_template_are_the_conversations_fault(template: str, message: str) -> None:
     error = refused(template, [turn("user", "x"), turn("assistant", "y")])
     assert error.reason == "refused by the chat template"
     assert message in str(error)

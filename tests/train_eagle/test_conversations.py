@@ -167,7 +167,7 @@ def test_a_byte_that_is_no_text_spoils_one_line(tmp_path: Path) -> None:
     ]
 
 
-def test_what_python_cannot_read_is_malformed(tmp_path: Path) -> None:
+def test_unreadable_lines_are_malformed(tmp_path: Path) -> None:
     for name in ("a.jsonl", "a.json"):
         file = tmp_path / name
         for monster in ("[" * 200_000, "9" * 5_000):

@@ -275,7 +275,7 @@ def test_a_question_is_what_stands_before_the_first_answer(value: object, conten
         ({"messages": [{"role": "judge", "content": "a"}]}, "unknown role"),
     ],
 )
-def test_what_asks_nothing_is_told(value: object, told: str) -> None:
+def test_prompts_that_ask_nothing_are_told(value: object, told: str) -> None:
     with pytest.raises(BadConversation, match=told):
         question(Entry(Place("x", 1), value))
 

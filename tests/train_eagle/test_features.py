@@ -130,6 +130,6 @@ def test_states_of_other_settings_are_refused(source: OnlineFeatures, tmp_path: 
         FeatureStore(tmp_path, {"taps": [2, 3]})
 
 
-def test_who_needs_no_layer_gets_none(folder: Path) -> None:
+def test_heads_without_layers_get_none(folder: Path) -> None:
     source = OnlineFeatures(load_llama(folder, torch.float64, CPU, TORCH), [Sample([5, 6, 7], [False, True, True])], ())
     assert source.batch([0]).taps.shape == (3, 0)

@@ -75,7 +75,7 @@ def test_samples_are_the_conversations_in_order(model: Path, data: Path, tmp_pat
     assert prepared.assistant_tokens == sum(sum(sample.mask) for sample in want)
 
 
-def test_what_is_on_disk(model: Path, data: Path, tmp_path: Path) -> None:
+def test_files_on_disk(model: Path, data: Path, tmp_path: Path) -> None:
     prepared = prepare(model, [data], tmp_path / "out", shard_size=5)
     index = json.loads((tmp_path / "out" / "index.json").read_text())
     assert index["settings"]["model"] == model.name

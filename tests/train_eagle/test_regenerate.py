@@ -98,7 +98,7 @@ def test_answers_are_the_models_after_its_own_earlier_ones(run: Run, target: Pat
     assert next(found, None) is None
 
 
-def test_what_is_left_out_is_counted_and_named(run: Run, data: Path, tmp_path: Path) -> None:
+def test_conversations_left_out_are_counted_and_named(run: Run, data: Path, tmp_path: Path) -> None:
     result = run(max_tokens=12)
     problems = {row["conversation"]: row for row in journal(tmp_path)[1:] if "problem" in row}
     cut = [row for row in problems.values() if row["problem"] == "answer longer than --max-tokens 12"]

@@ -119,7 +119,7 @@ def test_two_processes_are_one_that_accumulates_twice(target: Path, data: Path, 
         ({"feature_weight": 1}, "feature_weight is for eagle heads"),
     ],
 )
-def test_what_is_no_setting_is_refused_by_name(
+def test_unknown_settings_are_refused_by_name(
     target: Path, data: Path, tmp_path: Path, words: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(ValueError, match=told):

@@ -60,7 +60,7 @@ def test_whole_chain_where_p_is_q() -> None:
     assert walk_block(chain(1, 0, 1, q=p), lambda _: p, FixedCoins(LARGEST_COIN)) == Acceptance((0, 1, 2), 1)
 
 
-def test_where_rounding_rejects_p_equal_to_q_p_is_drawn_from() -> None:
+def test_a_draw_from_p_follows_when_rounding_rejects_p_equal_to_q() -> None:
     p = vector(0.3, 0.7)
     chance = FixedCoins(1.0)
     assert walk_block(chain(1, 0, q=p), lambda _: p, chance) == Acceptance((), 1)

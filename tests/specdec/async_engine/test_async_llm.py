@@ -239,7 +239,7 @@ def test_long_text_is_tokenized_beside_the_event_loop(
     assert [thread is threading.main_thread() for thread in threads] == [True, True, False, True, False]
 
 
-def test_what_it_knows_without_the_engine(served: Served, offline: LLM) -> None:
+def test_settings_are_known_without_the_engine(served: Served, offline: LLM) -> None:
     llm = served.llm
     assert llm.config == offline.config
     assert llm.max_model_len == offline.max_model_len
@@ -276,7 +276,7 @@ def test_a_bad_request_is_refused(served: Served, prompt: Any, params: Any, more
     assert served.run(served.llm.stats()).queued == queued
 
 
-def test_what_only_the_engine_can_refuse(world: World) -> None:
+def test_refusals_of_the_engine_reach_the_caller(world: World) -> None:
     """A request larger than the cache, one above the queue's limit, and a priority without the policy."""
     with Served(
         world.folder, max_queued_requests=2, max_num_seqs=1, scheduling_policy="fcfs", kv_cache_memory=16 << 12

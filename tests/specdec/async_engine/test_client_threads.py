@@ -31,7 +31,7 @@ def test_clients_have_turns(busy: tuple[ClientThreads, threading.Event]) -> None
     assert order == ["many 0", "few 0", "one 0", "many 1", "few 1", "many 2", "many 3", "many 4"]
 
 
-def test_what_is_cancelled_or_fails_keeps_nobody_waiting(busy: tuple[ClientThreads, threading.Event]) -> None:
+def test_cancelled_and_failed_work_keeps_nobody_waiting(busy: tuple[ClientThreads, threading.Event]) -> None:
     (threads, event), order = busy, list[str]()
     cancelled = threads.submit("many", partial(order.append, "cancelled"))
     wrong = threads.submit("many", partial(int, "x"))

@@ -169,7 +169,7 @@ def test_limits_are_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None
     peer.close()
 
 
-def test_what_is_no_grammar_is_refused(peer: Peer) -> None:
+def test_invalid_grammars_are_refused(peer: Peer) -> None:
     reason = refusal(peer, 1, StructuredOutputsParams(regex="(a"))
     assert reason.startswith("structured_outputs.regex cannot be followed")
     reason = refusal(peer, 2, StructuredOutputsParams(json={"type": "string", "minLength": 3, "maxLength": 2}))

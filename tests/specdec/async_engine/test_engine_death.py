@@ -222,7 +222,7 @@ def test_a_working_folder_that_is_gone_is_told(folder: Path, tmp_path: Path, mon
     assert not [*tmp_path.iterdir()]
 
 
-def test_what_the_files_say_is_checked_before_any_process(tmp_path: Path) -> None:
+def test_files_are_checked_before_any_process_starts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such folder"):
         AsyncLLM(tmp_path / "absent")
     with pytest.raises(ValueError, match="block_size is 9; it must be a multiple of 8"):

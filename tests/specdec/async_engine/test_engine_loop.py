@@ -164,7 +164,7 @@ def test_a_new_request_joins_at_the_next_step(llm: LLM) -> None:
         assert (loop._outboxes, loop._owners) == ({}, {})
 
 
-def test_what_no_front_end_sends_is_survived(llm: LLM, peer: Peer) -> None:
+def test_malformed_messages_are_survived(llm: LLM, peer: Peer) -> None:
     expected = llm.generate([3, 4], SHORT, use_tqdm=False)[0].token_ids
     for data in (b"", b"\xc1", encode(3), encode(["Add", 1]), encode(["Nothing"]), encode(["Add", "x", 3, 4, 5, 6])):
         peer.socket.send(data)

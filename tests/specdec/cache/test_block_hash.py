@@ -81,7 +81,7 @@ def test_every_text_is_a_salt(salt: str) -> None:
     assert names([1], 1, salt) != names([1], 1, "")
 
 
-def test_what_has_a_name_is_not_named_again() -> None:
+def test_hashed_blocks_are_not_hashed_again() -> None:
     """Names are kept by the request; asking again must not look at tokens that have theirs."""
     hashes = names([1, 2, 3, 4], 2)
     before = list(hashes)

@@ -29,7 +29,7 @@ def sliding(window: int = 6, head_reach: int = 0, **limits: int) -> World:
         ((8, 0), 5, KeptEntries(0, 5)),
     ],
 )
-def test_what_is_kept_is_what_any_layer_reads(
+def test_kept_entries_are_those_that_any_layer_reads(
     windows: tuple[int, ...], head_reach: int | None, kept: KeptEntries
 ) -> None:
     assert KeptEntries.of(windows, head_reach) == kept
@@ -158,7 +158,7 @@ def test_of_what_a_connector_has_only_the_windows_blocks_are_loaded() -> None:
     assert (second.num_cached, second.block_table) == (32, [*[NULL] * 6, *blocks])
 
 
-def test_what_a_request_may_need_is_bounded_by_window_and_step() -> None:
+def test_blocks_of_a_request_are_bounded_by_window_and_step() -> None:
     bounds = sliding(6).manager.bounds
     assert bounds.most_known == 4
     assert [bounds.most_blocks(entries) for entries in (4, 16, 20, 4000)] == [1, 4, 5, 5]

@@ -111,7 +111,7 @@ def test_a_prefix_that_someone_is_computing_is_worth_waiting_for() -> None:
 
 
 @pytest.mark.parametrize("length", [8, 9])
-def test_what_is_found_already_is_not_waited_for(length: int) -> None:
+def test_a_prefix_found_in_full_is_not_waited_for(length: int) -> None:
     """The other prompt may go on after the common tokens for many steps, without adding to the shared prefix."""
     world, first, second = World(), count(30), make_request([*range(8), 77][:length])
     world.manager.find_prefix(first)
@@ -121,7 +121,7 @@ def test_what_is_found_already_is_not_waited_for(length: int) -> None:
     assert not world.manager.is_being_prefilled(second, prefix, [first])
 
 
-def test_what_is_computed_but_has_no_name_is_not_waited_for() -> None:
+def test_unnamed_blocks_being_computed_are_not_waited_for() -> None:
     """The older of two blocks has the name; when it is gone, the younger never gets it."""
     world = World(blocks=6)
     older, younger, second = count(5), count(20), count(9)
@@ -165,14 +165,14 @@ def test_a_child_may_end_within_what_its_parent_has() -> None:
 
 
 @pytest.mark.parametrize("read", [0, 1, 3, 4, 7, 8, 9, 10])
-def test_what_the_head_has_read_comes_with_the_prefix(read: int) -> None:
+def test_the_heads_entries_come_with_the_prefix(read: int) -> None:
     world = World()
     world.compute(count(10), read=read)
     request = world.admit(make_request([*range(8), 99]))
     assert counters(request)[:2] == (8, read // SIZE * SIZE)
 
 
-def test_what_is_read_behind_a_gap_does_not_count() -> None:
+def test_entries_read_behind_a_gap_do_not_count() -> None:
     world = World()
     first = count(10)
     world.compute(first)
@@ -180,7 +180,7 @@ def test_what_is_read_behind_a_gap_does_not_count() -> None:
     assert world.manager.find_prefix(count(10)) == Prefix(first.block_table[:2], 8, 0)
 
 
-def test_what_the_head_reads_for_one_it_has_read_for_all() -> None:
+def test_the_head_reads_a_shared_block_once() -> None:
     world = World()
     first = count(15)
     world.compute(first)

@@ -199,7 +199,7 @@ def test_a_terminal_gets_tables(run: Run, heads: Path, monkeypatch: pytest.Monke
         ),
     ],
 )
-def test_what_is_no_head_is_told_in_one_line(
+def test_checkpoints_that_are_no_head_are_told_in_one_line(
     run: Run, heads: Path, target: Path, tmp_path: Path, folder: str, named: str
 ) -> None:
     FORMATS["official_eagle3"]().write(heads / "medusa")

@@ -81,7 +81,7 @@ def test_spellings_mean_the_same(runs: list[Run], vllm: list[object], own: list[
 
 @pytest.mark.parametrize("arguments", NOTHING, ids=str)
 @pytest.mark.parametrize("is_first", [True, False])
-def test_what_asks_for_nothing_is_taken(runs: list[Run], arguments: list[object], is_first: bool) -> None:
+def test_options_without_an_effect_are_taken(runs: list[Run], arguments: list[object], is_first: bool) -> None:
     """Before the model and behind it: a value is not taken for the model, nor the model for a value."""
     _serve(*arguments, "m") if is_first else _serve("m", *arguments)
     _serve("m")

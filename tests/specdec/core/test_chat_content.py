@@ -50,7 +50,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("given", "expected"), CASES, ids=str)
-def test_what_clients_send(given: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_contents_that_clients_send(given: dict[str, Any], expected: dict[str, Any]) -> None:
     assert read(given) == [expected]
     # As parts: the same text.
     (parts,) = read(given, format=ContentFormat.PARTS)
@@ -92,6 +92,6 @@ def test_a_template_that_knows_developers_gets_them() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_message_is_told(wrong: Any) -> None:
+def test_invalid_messages_are_told(wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]+$"):
         read(wrong)

@@ -179,7 +179,7 @@ FOREIGN: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("values", "message"), FOREIGN)
-def test_what_the_vocabulary_lacks_is_named(values: dict[str, object], message: str) -> None:
+def test_tokens_outside_the_vocabulary_are_named(values: dict[str, object], message: str) -> None:
     params = SamplingParams(**values)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=re.escape(message) + "$"):
         params.check_tokens(97)

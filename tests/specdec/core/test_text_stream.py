@@ -83,7 +83,7 @@ def test_a_character_that_the_prompt_begins_is_the_outputs(before: str, after: s
         (ids("▁hello"), [*byte_ids("é")[:1], *ids("▁world")], f"{REPLACEMENT} world"),
     ],
 )
-def test_where_prompt_and_output_meet(prompt: list[int], tokens: list[int], text: str) -> None:
+def test_text_is_right_at_the_end_of_the_prompt(prompt: list[int], tokens: list[int], text: str) -> None:
     assert text_after(TOKENIZER, prompt, tokens) == text
 
 

@@ -285,7 +285,7 @@ def test_the_context_bounds_the_output_and_the_vocabulary_the_beams(tmp_path: Pa
         assert sorted(sequence.token_ids for sequence in output.sequences) == [[token] for token in range(6)]
 
 
-def test_what_cannot_be_is_refused_before_anything_runs(tiny: Tiny, llm: LLM) -> None:
+def test_invalid_searches_are_refused_before_anything_runs(tiny: Tiny, llm: LLM) -> None:
     params = BeamSearchParams(2, 8)
     with pytest.raises(ValueError, match="beam_width is 65; it must be at most max_num_seqs, 64"):
         llm.beam_search([[1]], BeamSearchParams(65, 8))

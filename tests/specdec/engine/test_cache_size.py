@@ -44,7 +44,7 @@ class FakeGPU:
         return 2 * GIB
 
 
-def test_what_is_asked_is_taken() -> None:
+def test_a_given_size_is_taken() -> None:
     for device in ("cpu", GPU):
         assert cache_bytes(EngineConfig(kv_cache_memory=5, device=device), never) == 5
 

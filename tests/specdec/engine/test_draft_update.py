@@ -105,7 +105,7 @@ def test_blocks_of_a_connector_are_those_of_their_head(world: World) -> None:
             assert drafts(output) == drafts(new)
 
 
-def test_what_was_learnt_of_the_old_head_is_forgotten(world: World, tmp_path: Path) -> None:
+def test_figures_of_the_old_head_are_forgotten(world: World, tmp_path: Path) -> None:
     """The values of ranks that a head ships are its own."""
     shutil.copytree(world.other("eagle"), tmp_path / "new")
     (tmp_path / "new" / FILE).write_text(json.dumps({"values": [0.5, 0.25, 0.125]}))
@@ -120,7 +120,7 @@ def test_what_was_learnt_of_the_old_head_is_forgotten(world: World, tmp_path: Pa
     assert sizer.ranks.values[:3] != [0.5, 0.25, 0.125]
 
 
-def test_what_does_not_fit_is_refused_and_the_old_head_goes_on(world: World, tmp_path: Path) -> None:
+def test_an_unfit_head_is_refused_and_the_old_one_goes_on(world: World, tmp_path: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     expected = traced(load(world, world.draft("eagle3")), params)
     llm = load(world, world.draft("eagle3"))

@@ -92,7 +92,7 @@ def test_more_than_is_available_is_refused(settings: dict[str, Any], message: st
         {"kv_transfer_config": host(11 * GIB, kv_connector_module_path="a.module")},
     ],
 )
-def test_what_is_available_is_taken(settings: dict[str, Any]) -> None:
+def test_settings_within_the_memory_are_taken(settings: dict[str, Any]) -> None:
     check_memory(EngineConfig(**settings))
 
 

@@ -105,7 +105,7 @@ def test_the_engine_drafts_with_what_was_settled(make: Make, caplog: pytest.LogC
     assert len(caplog.records) == 1
 
 
-def test_what_is_certain_is_not_probed(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_known_taps_are_not_probed(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     made = make(INPUTS)
     edit_json(made.head / "config.json", **{KEY: list(OUTPUTS)}, eagle_config={KEY: list(INPUTS)})
     with caplog.at_level(logging.WARNING, "specdec"):

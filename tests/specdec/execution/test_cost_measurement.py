@@ -24,7 +24,7 @@ def test_a_measurement_ends_on_any_clock(monkeypatch: pytest.MonkeyPatch, tick: 
 
 
 @pytest.mark.parametrize(("warm_up", "times"), [(0.0, 1), (0.2, 1), (0.3, 3)])
-def test_what_takes_long_is_measured_once_unless_its_first_time_was_longer(
+def test_long_parts_are_measured_once_unless_the_first_time_was_longer(
     monkeypatch: pytest.MonkeyPatch, warm_up: float, times: int
 ) -> None:
     now, worked = [0.0], list[int]()

@@ -107,7 +107,7 @@ def assert_equal(models: Models, batch: list[Sequence], block_size: int, seed: i
                 assert rounds_either_way(models.plain, tokens)
 
 
-def test_what_chance_rounds_in_transformers_may_differ_by_a_rounding(models: Models) -> None:
+def test_logits_may_differ_where_transformers_rounds_by_chance(models: Models) -> None:
     """Found by night: a norm gets a number half way between two of float32."""
     tokens = [46, 60, 61, 36, 53, 29, 57, 0, 52, 84, 91, 33, 30, 81, 28, 1, 37, 38, 42]
     assert rounds_either_way(models.plain, tokens)

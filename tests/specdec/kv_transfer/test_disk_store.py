@@ -82,7 +82,7 @@ def test_the_least_recently_used_go_first(tmp_path: Path, notes: Notes) -> None:
     assert len(list(tmp_path.glob("??/*.kv"))) == 1
 
 
-def test_what_another_engine_has_read_stays(tmp_path: Path, notes: Notes) -> None:
+def test_blocks_that_another_engine_has_read_stay(tmp_path: Path, notes: Notes) -> None:
     writer, reader = opened(tmp_path, notes, 2), opened(tmp_path, notes)
     put(writer, "a", "b")
     # The clock of file systems may be some milliseconds behind.

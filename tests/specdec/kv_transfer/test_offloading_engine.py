@@ -49,7 +49,7 @@ def test_a_restart_finds_the_prefix_on_the_disk(
     assert metrics["vllm:external_prefix_cache_hits"].value == WHOLE  # type: ignore[attr-defined]
 
 
-def test_what_the_device_has_lost_is_in_host_memory(world: World) -> None:
+def test_evicted_blocks_are_found_in_host_memory(world: World) -> None:
     """The cache holds little more than one request, and two prompts alternate."""
     other = [token + 1 for token in PROMPT]
     config = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20}}

@@ -137,7 +137,7 @@ def test_an_answer_waits_for_a_store_that_hangs_no_longer_than_a_search(
 
 
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-def test_what_is_missing_is_computed(world: World, tmp_path: Path, params: SamplingParams) -> None:
+def test_missing_blocks_are_computed(world: World, tmp_path: Path, params: SamplingParams) -> None:
     """Nothing was sent; some files are gone; some are damaged; the parts of the head are gone."""
     with engine(world, "eagle3", None) as llm:
         alone = run(llm, [PROMPT], params)

@@ -159,7 +159,7 @@ def rows_less(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-def test_what_is_not_honoured_is_refused(tmp_path: Path) -> None:
+def test_unsupported_settings_are_refused(tmp_path: Path) -> None:
     for changes, message in (
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope type 'linear' is not supported beside ALiBi"),
         ({"sliding_window": 8}, "sliding_window = 8 is not supported"),

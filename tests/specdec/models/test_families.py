@@ -118,7 +118,7 @@ def leave_out(config: Path, *keys: str) -> None:
     config.write_text(json.dumps({key: value for key, value in values.items() if key not in keys}))
 
 
-def test_what_a_config_leaves_out_is_its_familys(tmp_path: Path) -> None:
+def test_settings_left_out_are_the_familys(tmp_path: Path) -> None:
     save_family(tmp_path, "mistral", num_attention_heads=8, num_key_value_heads=8, head_dim=4)
     leave_out(tmp_path / "config.json", "num_key_value_heads", "max_position_embeddings")
     config = load_llama(tmp_path, torch.float64, CPU, TORCH).config

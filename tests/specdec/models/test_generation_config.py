@@ -167,13 +167,13 @@ def test_every_field_of_transformers_is_known() -> None:
 
 
 @pytest.mark.parametrize("name", UNUSED)
-def test_what_transformers_would_apply_is_found(name: str, write: Callable[..., Path]) -> None:
+def test_settings_that_transformers_applies_are_found(name: str, write: Callable[..., Path]) -> None:
     for value in UNUSED[name]:
         found = GenerationConfig.read(write({name: value}))
         assert (found.params, found.unused) == ({}, {name: value})
 
 
-def test_what_is_not_used_is_named(checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_unused_settings_are_named(checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
     folder = checkpoint(eos_token_id=2, temperature=0, typical_p=0.9, suppress_tokens=[0], num_beams=1)
     with caplog.at_level(logging.WARNING, "specdec"):
         llm = load(folder)

@@ -168,7 +168,7 @@ def test_the_dtype_asked_for_is_the_one_of_the_weights(tmp_path: Path) -> None:
         assert {parameter.dtype for parameter in model.parameters()} == {dtype}
 
 
-def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused_by_name(tmp_path: Path) -> None:
     model = random_model("llama")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"kind": Kind.Q8_1}, r"model.gguf: \S+ is quantised as Q8_1, which cannot be read; take the model in another"),

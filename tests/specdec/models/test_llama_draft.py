@@ -187,7 +187,7 @@ def _not_finite(folder: Path, target: Path) -> None:
         (_another_family, r"Gemma \(model_type 'gemma'\) is not supported"),
     ],
 )
-def test_what_cannot_draft_is_refused(
+def test_models_that_cannot_draft_are_refused(
     world: World, tmp_path: Path, spoil: Callable[[Path, Path], None], message: str
 ) -> None:
     target = world.folder / "target"

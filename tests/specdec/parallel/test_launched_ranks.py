@@ -34,7 +34,7 @@ def test_the_program_under_torchrun(world: World) -> None:
     assert len(output.outputs[0].token_ids) == 20
 
 
-def test_what_a_launcher_says() -> None:
+def test_a_launchers_variables_are_read() -> None:
     assert current_launch({}) is None
     assert current_launch({**TORCHRUN, "WORLD_SIZE": "1"}) is None
     launch = current_launch({**TORCHRUN, "MASTER_ADDR": "node-0"})

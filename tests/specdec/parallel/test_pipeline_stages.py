@@ -229,7 +229,7 @@ def test_a_stage_that_fails_ends_the_engine(world: World, monkeypatch: pytest.Mo
         ({"pipeline_parallel_size": 3}, "pipeline_parallel_size is 3; the model has 2 layers; lower it"),
     ],
 )
-def test_what_stages_cannot_do(world: World, settings: dict[str, Any], message: str) -> None:
+def test_features_without_stages_are_refused(world: World, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         engine(world, "none", **settings).__enter__()
 

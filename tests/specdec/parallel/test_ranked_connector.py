@@ -110,7 +110,7 @@ def test_a_restart_finds_the_prefix_on_the_disk(world: World, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("settings", [SPLIT, STAGES])
-def test_what_the_device_has_lost_is_in_host_memory(
+def test_evicted_blocks_are_found_in_host_memory(
     world: World, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     """Two prompts alternate in a cache for one. Layers are copied beside the pass of each rank."""

@@ -131,7 +131,7 @@ def test_a_preempted_request_goes_on_in_its_grammar(bytes_model: Bytes, monkeypa
             assert llm.stats().preemptions > 0
 
 
-def test_what_cannot_be_followed_hurts_no_other_request(bytes_model: Bytes, plain: list[list[int]]) -> None:
+def test_a_grammar_that_cannot_be_followed_hurts_no_other_request(bytes_model: Bytes, plain: list[list[int]]) -> None:
     wrong = structured(form={"regex": "(a"})
     impossible = structured(form={"choice": ["ab"]}, allowed_token_ids=[9])
     with engine(bytes_model, bytes_model.head3, tensor_parallel_size=2) as llm:

@@ -86,7 +86,7 @@ def test_a_client_that_leaves_ends_the_answer() -> None:
     assert ended == ["ended"]
 
 
-def test_what_the_application_raises_is_raised() -> None:
+def test_errors_of_the_application_are_raised() -> None:
     async def answer(_: Request) -> Response:
         raise ZeroDivisionError
 

@@ -191,7 +191,7 @@ def test_whatever_fails_is_left_to_the_decode_replica(
     assert ("its decode replica computes the prompt" in caplog.text) == (failure not in ("fails", "says nothing"))
 
 
-def test_where_no_replica_takes_calls_few_requests_wait(world: World) -> None:
+def test_few_requests_wait_when_no_replica_takes_calls(world: World) -> None:
     """A call that waits for a replica ends in time; then none is made for a while."""
     prefill, decode = Script([None], [None]), _answering(3)
 

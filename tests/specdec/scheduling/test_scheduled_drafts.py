@@ -138,7 +138,7 @@ def test_the_lone_tree_goes_to_a_request_without_a_bound() -> None:
     assert all((name, nodes) == ("b", 6) for ((name, nodes, _),) in lone)
 
 
-def test_where_no_tree_repays_few_steps_have_any() -> None:
+def test_few_steps_have_trees_when_none_repays() -> None:
     scheduler = make(300, shape=TREE, step_cost=costs(20.0), prefill_stretch=0, max_num_batched_tokens=400)
     for name in "ab":
         ask(scheduler, name, 2, most=400)

@@ -48,7 +48,7 @@ def test_no_prompt_gets_more_than_the_threshold_in_a_step() -> None:
     ("limit", "value", "rows"),
     [("blocks", 5, "ac"), ("max_num_partial_prefills", 2, "abc"), ("max_num_seqs", 2, "a"), ("blocks", 4, "a")],
 )
-def test_who_waits_for_another_prompt_is_overtaken_but_keeps_its_place(limit: str, value: int, rows: str) -> None:
+def test_a_wait_for_another_prompt_is_overtaken_but_keeps_its_place(limit: str, value: int, rows: str) -> None:
     """Several prompts take several steps; no request takes the waiting one's seat or blocks."""
     scheduler = make(**{limit: value}, long_prefill_token_threshold=4)
     for name, length in (("a", 8), ("b", 8), ("c", 3)):
@@ -78,7 +78,7 @@ def test_an_admission_leaves_blocks_for_those_that_run() -> None:
     assert step(scheduler) == [("d", 16)]
 
 
-def test_what_can_never_be_held_is_refused_at_once() -> None:
+def test_a_request_larger_than_the_cache_is_refused_at_once() -> None:
     """The last token need not be cached."""
     scheduler = make(4)
     message = r"a request of up to 18 tokens needs 5 cache blocks of 4, and there are 4; lower max_tokens or raise"
@@ -132,7 +132,7 @@ def test_lower_priorities_go_first_and_equals_in_order_of_arrival() -> None:
 
 
 @pytest.mark.parametrize(("later", "order"), [(PRIORITY_STEPS - 1, "ba"), (PRIORITY_STEPS, "ab")])
-def test_who_has_waited_long_enough_is_not_overtaken_any_more(later: int, order: str) -> None:
+def test_a_long_wait_ends_overtaking(later: int, order: str) -> None:
     scheduler = make(300, max_num_seqs=1, scheduling_policy="priority")
     ask(scheduler, "r", 1, most=later, priority=-1)
     ask(scheduler, "a", 1, priority=1)
@@ -171,7 +171,7 @@ def test_a_clients_second_request_is_not_overtaken_for_ever(later: int, order: s
     assert names(scheduler.waiting) == order
 
 
-def test_what_others_were_preempted_for_runs_at_once() -> None:
+def test_a_request_that_preempted_others_runs_at_once() -> None:
     """Without the blocks in front of it, a connector may begin a search that it did not begin before."""
     connector = Mock(KVConnector, instance=True)
     connector.get_num_new_matched_tokens.side_effect = [(0, False), (0, False), (None, True)]
@@ -191,7 +191,7 @@ def test_a_priority_needs_the_policy() -> None:
 
 @pytest.mark.parametrize("blocks", [4, 5])
 @pytest.mark.parametrize(("host", "cost"), [(0, None), (9, None), (1, SWAP)])
-def test_who_ranks_last_is_preempted_and_computed_again(blocks: int, host: int, cost: PreemptionCost | None) -> None:
+def test_the_last_rank_is_preempted_and_computed_again(blocks: int, host: int, cost: PreemptionCost | None) -> None:
     """It is preempted by a request that lacks a block, or by itself; swapping is dearer, or host memory too small."""
     scheduler = make(blocks, host, cost=cost)
     first, last = ask(scheduler, "a", 8, most=blocks * 4 - 14), ask(scheduler, "b", 8, most=5)
@@ -208,7 +208,7 @@ def test_who_ranks_last_is_preempted_and_computed_again(blocks: int, host: int, 
     assert (scheduler.stats().preemptions, scheduler.stats().swaps) == (1, 0)
 
 
-def test_who_ranks_last_is_swapped_out_where_that_is_cheaper() -> None:
+def test_the_last_rank_is_swapped_out_if_that_is_cheaper() -> None:
     scheduler = make(5, host=2, cost=SWAP)
     first, last = ask(scheduler, "a", 8), ask(scheduler, "b", 8)
     step(scheduler)
@@ -226,7 +226,7 @@ def test_who_ranks_last_is_swapped_out_where_that_is_cheaper() -> None:
 
 
 @pytest.mark.parametrize(("limit", "tokens"), [("blocks", 16), ("max_num_seqs", 16), ("max_num_seqs", 1)])
-def test_who_waits_takes_place_of_who_ranks_behind(limit: str, tokens: int) -> None:
+def test_a_waiting_request_takes_the_place_of_a_later_rank(limit: str, tokens: int) -> None:
     """A block, a seat, or a token."""
     limits = {"max_num_seqs": tokens, limit: 1}
     scheduler = make(**limits, max_num_batched_tokens=tokens, scheduling_policy="priority")
@@ -271,7 +271,7 @@ def test_a_prompt_whose_turn_does_not_come_preempts_nobody() -> None:
     assert scheduler.stats().preemptions == 0
 
 
-def test_who_asks_for_the_same_waits_for_it_and_then_has_it() -> None:
+def test_equal_prompts_wait_for_the_first_and_then_share_it() -> None:
     scheduler = make()
     scheduler.add(make_request(list(range(20)), request_id="a"))
     scheduler.add(make_request([*range(18), 99], request_id="b"))

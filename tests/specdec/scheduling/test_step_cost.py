@@ -75,7 +75,7 @@ def test_costs_of_a_step() -> None:
     assert cost.step(1, 1, 1, 4) == pytest.approx(1.7)
 
 
-def test_what_a_machine_really_takes_is_learnt() -> None:
+def test_true_costs_of_a_machine_are_learnt() -> None:
     """Each part is off by a factor of its own; all are found, through noise and accidents."""
     chance = random.Random(0)
     cost = make(first_level=Curve([(1, 0.1), (9, 0.3)]), all_levels=Curve([(1, 0.7), (9, 1.5)]))

@@ -144,7 +144,7 @@ def test_the_draft_model_may_be_adapted_too(
     assert change(served, "load", lora_name="taxis", lora_path=str(adapters[0]))[0] == 200
 
 
-def test_what_cannot_be_loaded_is_refused(served: Served, folders: Tiny, adapters: list[Path]) -> None:
+def test_invalid_adapters_are_refused(served: Served, folders: Tiny, adapters: list[Path]) -> None:
     path = str(adapters[1])
     for body, status, field in (
         ({"lora_name": "x", "lora_path": "nowhere"}, 400, "lora_path"),

@@ -51,7 +51,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("path", "name"), CASES)
-def test_what_is_no_request_is_refused(server: Served, path: str, name: str) -> None:
+def test_malformed_requests_are_refused(server: Served, path: str, name: str) -> None:
     check_error(*server.send("POST", path, BODIES[name]))
     assert server.send("GET", "/health")[0] == 200
 

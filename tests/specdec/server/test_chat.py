@@ -136,7 +136,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_supported_is_refused_by_name(client: OpenAI, name: str) -> None:
+def test_unsupported_fields_are_refused_by_name(client: OpenAI, name: str) -> None:
     given, field = REFUSED[name]
     with pytest.raises(BadRequestError) as caught:
         client.chat.completions.create(**{"model": "tiny", "messages": TALK, **given})

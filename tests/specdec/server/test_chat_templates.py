@@ -26,7 +26,7 @@ def test_a_template_is_a_file_or_a_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["absent.jinja", "{% for %}", "{{ a", "."])
-def test_what_is_no_template_is_told(given: str) -> None:
+def test_invalid_templates_are_told(given: str) -> None:
     with pytest.raises(ValueError, match=r"^--chat-template is [^\n]+$"):
         read_chat_template(given)
 

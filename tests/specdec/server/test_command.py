@@ -172,6 +172,6 @@ def test_vllms_speculative_config(config: dict[str, Any], wanted: Config) -> Non
     ],
     ids=str,
 )
-def test_what_is_not_vllms_is_refused(config: Any) -> None:
+def test_wrong_speculative_configs_are_refused(config: Any) -> None:
     with pytest.raises(ValueError, match=r"^--speculative-config "):
         parse_speculative_config(json.dumps(config), "--speculative-config")

@@ -45,7 +45,7 @@ def test_a_client_that_never_reads_costs_nobody_else(server: Served) -> None:
     server.wait_until_idle()
 
 
-def test_what_is_written_in_one_turn_is_sent_at_once_and_in_order() -> None:
+def test_writes_of_one_turn_are_sent_at_once_and_in_order() -> None:
     """And nothing is lost where the connection is closed in the same turn."""
     sent: list[bytes | str] = []
 

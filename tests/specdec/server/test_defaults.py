@@ -118,7 +118,7 @@ def test_null_stands_for_a_field_that_is_left_out(server: Served, path: str) -> 
         ("logits_processors", ["a"]),
     ],
 )
-def test_what_asks_for_more_is_still_refused(server: Served, name: str, value: Any) -> None:
+def test_fields_with_an_effect_are_still_refused(server: Served, name: str, value: Any) -> None:
     assert text(server, "/v1/chat/completions", **{name: value})["param"] == name
 
 

@@ -285,7 +285,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_forced_is_refused_by_name(caller: OpenAI, name: str, stream: bool) -> None:
+def test_impossible_tool_choices_are_refused_by_name(caller: OpenAI, name: str, stream: bool) -> None:
     given, field, message = REFUSED[name]
     with pytest.raises(BadRequestError, match=re.escape(message)) as caught:
         caller.chat.completions.create(model="tiny", messages=TALK, stream=stream, extra_body=given)

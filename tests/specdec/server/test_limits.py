@@ -82,7 +82,7 @@ def test_texts_that_are_too_long_are_not_tokenized(
     assert max(encoded, default=0) < 1000
 
 
-def test_what_is_no_part_of_the_prompt_is_not_tokenized(server: Served, encoded: list[int]) -> None:
+def test_texts_outside_the_prompt_are_not_tokenized(server: Served, encoded: list[int]) -> None:
     """The chat template shows neither; ids of clients are never read."""
     more = {"chat_template_kwargs": {"a": TOO_LONG}, "user": TOO_LONG, "tools": [{"type": "function", "function": {}}]}
     more["tools"][0]["function"] = {"name": "f", "description": TOO_LONG}

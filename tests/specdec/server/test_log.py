@@ -60,7 +60,7 @@ def test_a_client_that_leaves_is_one_line(
     assert [record for record in log.records if record.exc_info] == []
 
 
-def test_what_is_refused_is_logged_with_the_reason(server: Served, log: pytest.LogCaptureFixture) -> None:
+def test_refused_requests_are_logged_with_the_reason(server: Served, log: pytest.LogCaptureFixture) -> None:
     cases: list[tuple[str, str, object, str]] = [
         ("POST", "/v1/completions", {"prompt": "a", "temperature": -1}, "temperature"),
         ("POST", "/v1/completions", {"prompt": 1.5}, "prompt"),

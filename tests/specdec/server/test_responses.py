@@ -156,7 +156,7 @@ def test_logprobs_are_included_on_demand(server: Served, client: OpenAI) -> None
     assert plain.output[0].content[0].logprobs == []
 
 
-def test_what_was_asked_is_repeated(client: OpenAI) -> None:
+def test_fields_of_the_request_are_repeated(client: OpenAI) -> None:
     tools: Any = [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}]
     reply = client.responses.create(
         **GIVEN, tools=tools, metadata={"a": "b"}, max_output_tokens=2, temperature=0.5, store=True
@@ -183,7 +183,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_what_is_not_supported_is_refused_by_name(client: OpenAI, name: str, stream: bool) -> None:
+def test_unsupported_fields_are_refused_by_name(client: OpenAI, name: str, stream: bool) -> None:
     given, field = REFUSED[name]
     with pytest.raises(BadRequestError) as caught:
         client.responses.create(**{**GIVEN, **given}, stream=stream)

@@ -151,7 +151,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_followed_is_refused_by_name(client: OpenAI, name: str, stream: bool) -> None:
+def test_unsupported_forms_are_refused_by_name(client: OpenAI, name: str, stream: bool) -> None:
     given, field, message = REFUSED[name]
     with pytest.raises(BadRequestError, match=re.escape(message)) as caught:
         client.chat.completions.create(model="tiny", messages=TALK, stream=stream, extra_body=given)

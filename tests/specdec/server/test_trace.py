@@ -136,7 +136,7 @@ def test_other_answers_have_none(server: Served, path: str) -> None:
         assert "trace" not in reply["choices"][0]
 
 
-def test_where_it_is_refused(server: Served) -> None:
+def test_wrong_trace_fields_are_refused(server: Served) -> None:
     bodies = {**ROUTES, "/v1/responses": {"input": "a"}}
     for path in ROUTES:
         status, _, reply = server.send("POST", path, {**bodies[path], "trace": "yes"})

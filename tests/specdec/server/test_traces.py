@@ -82,7 +82,7 @@ def _attributes(span: Any) -> dict[str, Any]:
     return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
 
 
-def test_what_is_no_address_is_told() -> None:
+def test_invalid_addresses_are_told() -> None:
     with pytest.raises(ValueError, match="must begin with http"):
         traces_to("localhost:4318")
 

@@ -145,7 +145,7 @@ def test_no_rule_lets_a_forbidden_token_through(
         assert all(token in allowed_after(grammar, tokens[:place]) for place, token in enumerate(tokens))
 
 
-def test_what_the_drafter_and_the_target_see_is_the_same_mask() -> None:
+def test_drafter_and_target_see_the_same_mask() -> None:
     context = Context(Sampling(grammar=state_of(GRAMMARS[0])), [*PROMPT, 0], len(PROMPT))
     scores = processed_logits(torch.zeros(1, VOCAB), nodes_of([SampledRow(DraftTree(), context)]), TORCH)
     assert torch.isfinite(scores[0]).nonzero().flatten().tolist() == [TOKENS.index("b"), TOKENS.index("bc"), END]

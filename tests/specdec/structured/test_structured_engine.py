@@ -112,7 +112,7 @@ def test_an_output_that_is_complete_ends(plain: LLM, drafting: LLM) -> None:
             assert output.text == "ab"
 
 
-def test_what_no_token_can_follow_fails_alone(plain: LLM) -> None:
+def test_a_form_that_no_token_can_follow_fails_alone(plain: LLM) -> None:
     wrong = structured(choice=["ab"], allowed_token_ids=[9])
     outputs = plain.generate([PROMPT] * 2, [wrong, structured(choice=["ab"])], use_tqdm=False)
     assert [output.outputs[0].finish_reason for output in outputs] == ["error", "stop"]
@@ -252,7 +252,7 @@ def test_wrong_parameters_are_refused_in_one_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRONG_GRAMMARS)
-def test_what_is_no_grammar_is_refused_in_one_line(plain: LLM, name: str) -> None:
+def test_invalid_grammars_are_refused_in_one_line(plain: LLM, name: str) -> None:
     given, message = WRONG_GRAMMARS[name]
     with pytest.raises(ValueError, match=message) as caught:
         plain.generate([PROMPT], structured(**given), use_tqdm=False)

@@ -156,7 +156,7 @@ def test_the_tokenizer_is_transformers(llm: LLM) -> None:
     assert llm.generate("ab", FREE)[0].text == tokenizer.decode(llm.generate("ab", FREE)[0].token_ids)
 
 
-def test_what_a_program_sets_on_the_tokenizer_changes_no_request(llm: LLM) -> None:
+def test_settings_of_the_callers_tokenizer_change_no_request(llm: LLM) -> None:
     tokenizer = llm.get_tokenizer()
     assert len(tokenizer("abcdef", truncation=True, max_length=2)["input_ids"]) == 2
     tokenizer.backend_tokenizer.enable_truncation(2)

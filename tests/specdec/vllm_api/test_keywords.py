@@ -76,13 +76,13 @@ REFUSED = [
     ({"dtype": torch.int8}, "dtype 'int8' is unknown; use auto, float64"),
     ({"seed": -3}, "seed is -3; it must be between 0 and 2^63 - 1"),
     ({"quantization": "awq"}, "quantization is 'awq'; it must be one of none, q8"),
-    ({"scheduler": None, "ngrams": True}, "ngrams is no keyword; name ngram among the sources of draft"),
+    ({"scheduler": None, "ngrams": True}, 'unknown keyword ngrams; use draft="ngram"'),
 ]
 
 
 @pytest.mark.parametrize(("keywords", "message"), REFUSED, ids=lambda value: str(value)[:40])
 @pytest.mark.parametrize("kind", [LLM, AsyncLLM])
-def test_what_is_not_supported_is_one_line(kind: Any, keywords: dict[str, Any], message: str) -> None:
+def test_unsupported_keywords_are_one_line(kind: Any, keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}") as caught:
         kind(**keywords)
     assert "\n" not in str(caught.value)

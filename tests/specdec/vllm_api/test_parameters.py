@@ -52,7 +52,7 @@ FREE: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
         (lambda: BeamSearchParams(4, 8, temperature=0.5), "temperature is 0.5, which is not supported; a beam search"),
     ],
 )
-def test_what_is_not_there_is_one_line(make: Any, message: str) -> None:
+def test_unknown_parameters_are_one_line(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}") as caught:
         make()
     assert "\n" not in str(caught.value)
