@@ -154,8 +154,8 @@ class RowGroup:
     def biased_masks(self, group: int, dtype: torch.dtype, slopes: Tensor) -> "Masks":
         """Return the masks plus slope times position, ALiBi's bias up to a constant of each row, which changes nothing.
 
-        Positions count from the tail. A row sees every key before the tail. Within the tail the keys that it sees lie in
-        the order of their positions, so a key's position is the number of keys that the row sees before it.
+        Positions count from the tail. A row sees every key before the tail. Within the tail, the keys that it sees lie
+        in the order of their positions, so a key's position is the number of keys that the row sees before it.
 
         Args:
             slopes: `[kv_heads * group]`.

@@ -81,10 +81,10 @@ class SamplingParams:
     )
     ignore_eos: bool = setting(False, "Go on after the model's end token.", flags="--ignore-eos")
     logprobs: int | None = setting(
-        None, "Number of likeliest tokens whose log-probabilities are returned per generated token; -1 for all.", **_SCORED
+        None, "Likeliest tokens whose log-probabilities are returned per generated token; -1 for all.", **_SCORED
     )
     prompt_logprobs: int | None = setting(
-        None, "Number of likeliest tokens whose log-probabilities are returned per prompt token, before any parameter is applied.", **_SCORED
+        None, "The same number per prompt token, of log-probabilities before any parameter is applied.", **_SCORED
     )
     skip_special_tokens: bool = setting(True, "Leave special tokens out of the text.", flags="")
     kept_special_tokens: Sequence[int] | None = setting(

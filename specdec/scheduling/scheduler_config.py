@@ -36,7 +36,7 @@ class SchedulerConfig:
     )
     adaptive_drafts: bool = setting(
         True,
-        "Size draft trees for the highest throughput at the current load, by measured costs, or always as large as allowed.",
+        "Size draft trees for the highest throughput at the current load, by measured costs; else the largest allowed.",
         flags="--adaptive-drafts/--fixed-drafts",
         panel="Drafts",
         shown_default="adaptive",

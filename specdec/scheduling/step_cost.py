@@ -47,8 +47,8 @@ class Curve:
 
 
 # Number of measurements kept, of which a low one is used: disturbances only make steps longer. They often last for
-# several steps, so measurements closer together than this many seconds are merged. Fewer are kept of what a prompt adds,
-# which changes with each of its chunks.
+# several steps, so measurements closer together than this many seconds are merged. Fewer are kept of what a prompt
+# adds, which changes with each of its chunks.
 KEPT, KEPT_OF_PREFILL, LEAST_SECONDS = 5, 3, 0.02
 # Total seconds of measured steps of one size from which on their cost counts as known.
 KNOWN_SECONDS = 0.005
@@ -70,7 +70,7 @@ NOTHING = Curve([(1, 0.0)])
 
 
 class Ratio:
-    """Measured over predicted seconds, as a low quantile of the last measurements: the second smallest of three or more.
+    """Measured over predicted seconds, a low quantile of the last measurements: the second smallest of three or more.
 
     Args:
         kept: number of measurements.

@@ -188,9 +188,7 @@ def test_two_engines_run_on_two_gpus(folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("kind", "passes_stay"), [("eagle", True), ("eagle3", False)])
-def test_memory_is_flat_over_heads(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, passes_stay: bool
-) -> None:
+def test_memory_is_flat_over_heads(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, passes_stay: bool) -> None:
     """Graphs of the head before are released first, and passes stay where they hold none of its weights."""
     taken, captures = list[int](), list[int]()
     with simulated_gpu(monkeypatch) as gpu:

@@ -76,7 +76,7 @@ def test_prompts_and_choices_as_tokens_and_conversations(server: Served) -> None
         ({"model": "gpt"}, "model", "the model 'gpt' is not served"),
     ],
 )
-def test_wrong_scoring_requests_are_refused_by_name(server: Served, more: dict[str, Any], param: str, message: str) -> None:
+def test_wrong_requests_are_refused_by_name(server: Served, more: dict[str, Any], param: str, message: str) -> None:
     status, _, reply = server.send("POST", PATH, {"prompt": PROMPT, "choices": CHOICES, **more})
     assert status == (404 if param == "model" else 400)
     assert reply["error"]["param"] == param
