@@ -44,6 +44,8 @@ class ClientThreads:
             future.set_result(work())
         except BaseException as error:
             future.set_exception(error)
+            # The error leads by its traceback to this frame, which is not to lead back to it.
+            del future
 
     def close(self) -> None:
         """Cancel the work that has not begun."""

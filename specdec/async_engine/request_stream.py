@@ -97,12 +97,14 @@ class RequestStream:
         self._choices: list[ChoiceScore] | None = None
         self._metrics: RequestMetrics | None = None
         self._news = asyncio.Event()
+        # Until it is raised: its traceback leads to frames that hold this stream.
         self._error: Exception | None = None
+        self._has_failed = False
 
     @property
     def finished(self) -> bool:
         """True once all samples have ended, or the request has failed."""
-        return self._error is not None or all(sample.finish_reason is not None for sample in self._samples)
+        return self._has_failed or all(sample.finish_reason is not None for sample in self._samples)
 
     def apply(self, delta: Delta) -> None:
         """Add news of a sample."""
@@ -118,7 +120,7 @@ class RequestStream:
     def fail(self, error: Exception) -> None:
         """Have the reader get an error, unless the request has finished."""
         if not self.finished:
-            self._error = error
+            self._error, self._has_failed = error, True
             self._news.set()
 
     async def read(self) -> RequestOutput:
@@ -130,7 +132,10 @@ class RequestStream:
         await self._news.wait()
         self._news.clear()
         if self._error is not None:
-            raise self._error
+            try:
+                raise self._error
+            finally:
+                self._error = None
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,

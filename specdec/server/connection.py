@@ -38,6 +38,8 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T], limit:
         for each in (task, gone):
             each.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
+        # An error that a task holds leads by its traceback to this frame, which is not to lead back to it.
+        del task, gone, each
 
 
 async def _disconnect(receive: Receive) -> None:

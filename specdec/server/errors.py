@@ -93,8 +93,14 @@ def bad_request(error: Exception, fields: Collection[str] = (), names: Mapping[s
 
 
 def note_outcome(scope: Scope, error: HTTPException | ClientGoneError) -> None:
-    """Keep how a request ended, for the log; see `outcome`."""
-    scope["state"]["outcome"] = error
+    """Keep how a request ended, for the log; see `outcome`.
+
+    The error itself is not kept: its traceback leads to frames that hold the request.
+    """
+    if isinstance(error, HTTPException):
+        scope["state"]["outcome"] = error.status_code, error_reply(error).error.message
+    else:
+        scope["state"]["outcome"] = CLIENT_GONE, "the client closed the connection"
 
 
 def outcome(scope: Scope, status: int) -> tuple[int, str]:
@@ -103,12 +109,8 @@ def outcome(scope: Scope, status: int) -> tuple[int, str]:
     Args:
         status: that of the answer's head, which may have been sent before the request failed.
     """
-    match scope["state"].get("outcome"):
-        case HTTPException() as error:
-            return error.status_code, error_reply(error).error.message
-        case ClientGoneError():
-            return CLIENT_GONE, "the client closed the connection"
-    return status, ""
+    found: tuple[int, str] = scope["state"].get("outcome", (status, ""))
+    return found
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:

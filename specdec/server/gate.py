@@ -126,10 +126,9 @@ class Gate:
             ApiError: 413, too large; 408, too slow.
         """
         most = self._settings.max_request_size
-        too_large = ApiError(413, f"the body has more than {most} bytes; send less", code="request_too_large")
         announced = headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > max(most, _MOST_DISCARDED):
-            raise too_large
+            raise _too_large(most)
         parts, size = list[bytes](), 0
         try:
             async with asyncio.timeout(self._settings.body_timeout):
@@ -144,15 +143,19 @@ class Gate:
                     else:
                         parts.clear()
                     if size > max(most, _MOST_DISCARDED):
-                        raise too_large
+                        raise _too_large(most)
                     if not message.get("more_body", False):
                         break
         except TimeoutError:
             seconds = self._settings.body_timeout
             raise ApiError(408, f"the body did not arrive within {seconds:g} seconds", code="timeout") from None
         if size > most:
-            raise too_large
+            raise _too_large(most)
         return b"".join(parts)
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"the body has more than {most} bytes; send less", code="request_too_large")
 
 
 def _check_headers(headers: Headers) -> None:

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from fastapi import Request
 from msgspec import UnsetType
@@ -302,14 +302,7 @@ class Service:
                 timer.end_early("abort")
             raise
         except ValueError as error:
-            wrong = bad_request(
-                error, ("cache_salt", *SamplingParams.__dataclass_fields__, *body.sent_names.values()), body.sent_names
-            )
-            if str(error).startswith("structured_outputs"):
-                wrong.param = body.structure_field
-            elif wrong.param is None and "prompt" in str(error):
-                wrong.param = prompt_field
-            raise wrong from None
+            raise _refused(error, body, prompt_field) from None
         except QueueFullError as error:
             raise ApiError(503, f"the queue is full: {error}", code="queue_full") from None
         except EngineDeadError as error:
@@ -381,6 +374,17 @@ class Service:
             await self.abort(answer)
 
 
+def _refused(error: ValueError, body: SamplingFields | ScoringRequest, prompt_field: str) -> ApiError:
+    """Return the answer to a request that the engine refuses, with the name of the field that is wrong."""
+    names = body.sent_names
+    refused = bad_request(error, ("cache_salt", *SamplingParams.__dataclass_fields__, *names.values()), names)
+    if str(error).startswith("structured_outputs"):
+        refused.param = body.structure_field
+    elif refused.param is None and "prompt" in str(error):
+        refused.param = prompt_field
+    return refused
+
+
 def _cache_labels(config: EngineConfig) -> dict[str, str]:
     """Return vLLM's labels of the cache's settings."""
     return {
@@ -393,5 +397,4 @@ def _cache_labels(config: EngineConfig) -> dict[str, str]:
 
 def service_of(request: Request) -> Service:
     """Return the service of the application that a request came to."""
-    service: Service = request.app.state.service
-    return service
+    return cast(Service, request.app.state.service)
