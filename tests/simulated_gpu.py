@@ -369,7 +369,7 @@ def simulated_gpu(patch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
         patch.setattr(torch.cuda, name, function)
     # The interpreter takes long for what a GPU does at once: few graphs, captured at the first run.
     patch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
-    patch.setattr("specdec.execution.step_graphs.TOKEN_BUCKETS", ((2, 1), (8, 4), (32, 12)))
+    patch.setattr("specdec.execution.step_graphs.TOKEN_BUCKETS", ((1, 1), (8, 4), (16, 8)))
     with gpu:
         yield gpu
 

@@ -11,15 +11,12 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.step_cost import Curve, MeasuredStep, StepCost
 from specdec.scheduling.tree_sizer import TreeSize, TreeSizer
-from tests.profiles import IS_NIGHTLY
 
 # A machine, a text, a number of rows, and one of `FACTORS`.
 Cell = tuple[str, str, int, str]
 SHAPE = DraftShape(6, 3, 8)
 # Tokens of a request's prompt and output, and the outputs that are measured.
 PROMPT, OUTPUT, REQUESTS = 60, 128, 60
-# Numbers of rows.
-BATCHES = (1, 4, 16) if IS_NIGHTLY else (4,)
 # Acceptance of the head that was measured before, by rank; a text's is a multiple of it.
 PRIOR = [0.62, 0.40, 0.27, 0.24, 0.16, 0.12, 0.08, 0.06]
 TEXTS = {"drafts well": 1.3, "as measured": 1.0, "drafts badly": 0.4, "drafts not at all": 0.03}
@@ -169,7 +166,7 @@ def test_no_fixed_choice_is_much_faster() -> None:
     """Trials cost 1 %, and choices by few observations something more: a run begins with nothing learnt."""
     for factors in FACTORS:
         found = {}
-        for cell in product(MACHINES, TEXTS, BATCHES, [factors]):
+        for cell in product(MACHINES, TEXTS, (1, 4, 16), [factors]):
             best = min(fixed(cell, nodes) for nodes in (0, 1, 2, 4, 8))
             found[cell] = round(best / adaptive(cell), 3)
         least = 0.94 if factors == "as measured" else 0.93
