@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from specdec.draft_heads.llama.llama_layer import DecoderLayer
-from specdec.kernels.adapters import AdapterRows, StackedAdapters
 from specdec.kernels.kernel_set import torch_kernels
+from specdec.kernels.types.adapters import AdapterRows, StackedAdapters
 from specdec.models.adapter_layout import adapted_products, attach_adapters, target_layout
 from specdec.models.llama import load_llama
 from specdec.models.lora_adapter import read_adapter

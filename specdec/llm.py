@@ -35,7 +35,7 @@ from specdec.engine.request_ring import RequestRing
 from specdec.engine.resolved_config import resolved_config
 from specdec.engine.shared_engine import SharedEngine
 from specdec.engine.vllm_keywords import FOREIGN_CALL, FOREIGN_SEARCH, LLMKeywords, own_settings
-from specdec.kernels.settings import check_call
+from specdec.kernels.types.settings import check_call
 from specdec.kv_transfer.cache_identity import checkpoint_identity, identity
 from specdec.models.hub import checkpoint_path, shown_path
 from specdec.models.llama import read_llama_config

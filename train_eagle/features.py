@@ -17,7 +17,7 @@ from specdec.draft_heads.heads.draft_head import FeatureHead, TargetOutput
 from specdec.draft_heads.llama.llama_layer import Attention, PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.kernel_set import torch_kernels
-from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.chat_mask import Sample
 from specdec.train_eagle.prepared_data import write_json, write_whole

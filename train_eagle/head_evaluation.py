@@ -12,7 +12,7 @@ from specdec.core.device import resolve_device
 from specdec.core.outputs import RequestOutput, SpeculationStats
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.kernels.settings import KernelChoice
+from specdec.kernels.types.settings import KernelChoice
 from specdec.llm import LLM
 from specdec.models.head_fit import check_draft
 from specdec.models.tokenizer import vocabulary_digest

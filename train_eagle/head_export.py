@@ -12,7 +12,7 @@ from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.heads.draft_head import FeatureHead, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, first_line, read_config
 from specdec.kernels.kernel_set import torch_kernels
-from specdec.kernels.projection import Projection
+from specdec.kernels.reference.projection import Projection
 from specdec.models.head_fit import VOCABULARY, check_fit, check_vocabulary
 from specdec.models.hub import checkpoint_path
 from specdec.models.llama import LlamaModel, read_llama_config

@@ -15,7 +15,7 @@ from specdec.core.progress import progress_bar
 from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
 from specdec.engine.resolved_config import resolved_config
-from specdec.kernels.settings import settings_of
+from specdec.kernels.types.settings import settings_of
 from specdec.llm import LLM
 from specdec.models.head_fit import VOCABULARY, check_draft
 from specdec.models.tokenizer import vocabulary_digest

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 from specdec.config import DEMO
-from specdec.kernels.settings import check_settings, setting
+from specdec.kernels.types.settings import check_settings, setting
 
 LossKind = Literal["ce", "kl", "lk-hybrid", "ce-l1"]
 MarkovKind = Literal["vanilla", "gated", "rnn"]

@@ -17,7 +17,7 @@ from specdec.config import EAGLE2_SHAPE, default_shape
 from specdec.core.device import resolve_dtype
 from specdec.core.outputs import taus_in_words
 from specdec.kernels.kernel_set import torch_kernels
-from specdec.kernels.quantized_tensor import plain
+from specdec.kernels.types.quantized_tensor import plain
 from specdec.models.head_fit import VOCABULARY
 from specdec.models.hub import checkpoint_path
 from specdec.models.llama import load_llama, read_llama_config

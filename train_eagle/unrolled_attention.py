@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.rotary_store_reference import rotate_
-from specdec.kernels.tree_attention_reference import Attended, attend_generic
+from specdec.kernels.reference.rotary_store import rotate_
+from specdec.kernels.reference.tree_attention import Attended, attend_generic
 
 _ATEN = torch.ops.aten
 _CPU = partial(_ATEN._scaled_dot_product_flash_attention_for_cpu.default, is_causal=True)

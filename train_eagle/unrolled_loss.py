@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from specdec.kernels.projection import pad_rows
+from specdec.kernels.reference.projection import pad_rows
 from specdec.train_eagle.train_config import LossKind
 
 # Logits that a CPU processes at a time, so that intermediate results stay in a core's cache.

@@ -46,7 +46,7 @@ from specdec.engine.request_maker import RequestMaker
 from specdec.engine.request_texts import num_characters
 from specdec.engine.resolved_config import resolved_config
 from specdec.engine.vllm_keywords import LLMKeywords, own_settings
-from specdec.kernels.settings import check_call, check_text
+from specdec.kernels.types.settings import check_call, check_text
 from specdec.models.hub import checkpoint_path
 from specdec.models.llama import read_llama_config
 from specdec.scheduling.scheduler import QueueFullError

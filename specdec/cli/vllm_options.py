@@ -6,7 +6,7 @@ from typing import Any, get_type_hints
 
 from specdec.cli.options import Command
 from specdec.engine.vllm_keywords import FOREIGN_ENGINE, VLLMKeywords
-from specdec.kernels.settings import Foreign
+from specdec.kernels.types.settings import Foreign
 
 # vLLM's short names.
 _SHORT = {

@@ -15,7 +15,7 @@ from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, first_
 from specdec.draft_heads.heads.readout import CandidateReadout, MatrixReadout, trimmed_readout
 from specdec.engine.tap_probe import settle_taps
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.projection import Product
+from specdec.kernels.types.product import Product
 from specdec.models.adapter_layout import attach_draft_adapters
 from specdec.models.hub import shown_path
 from specdec.models.llama import LlamaModel

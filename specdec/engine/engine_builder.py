@@ -16,8 +16,8 @@ from specdec.engine.ranks import OneRank, Ranks
 from specdec.engine.worker_builder import WorkerBuilder
 from specdec.execution.cost_measurement import measure_preemption_cost, measure_step_cost
 from specdec.execution.executor import Executor
-from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.types.integers import ceil_div
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.models.llama import LlamaModel
 from specdec.scheduling.choice_rows import MOST_NODES

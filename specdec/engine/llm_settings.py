@@ -10,7 +10,14 @@ from specdec.core.outputs import LogprobsMode
 from specdec.core.request_limits import RequestLimits
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.llama.unreadable_files import nearest_path_hint
-from specdec.kernels.settings import KernelChoice, KVCacheDtype, Quantization, size_in_bytes, unknown_name, whole_number
+from specdec.kernels.types.settings import (
+    KernelChoice,
+    KVCacheDtype,
+    Quantization,
+    size_in_bytes,
+    unknown_name,
+    whole_number,
+)
 from specdec.kv_transfer.kv_transfer_config import KVTransferConfig, Role, parse_kv_transfer_config
 from specdec.scheduling.scheduler_config import Policy, SchedulerConfig
 

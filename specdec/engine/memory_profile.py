@@ -13,7 +13,7 @@ from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.chains import ChainRates
 from specdec.draft_heads.drafting.predicted_text import PredictedText
 from specdec.engine.engine import LLMEngine
-from specdec.kernels.integers import ceil_div
+from specdec.kernels.types.integers import ceil_div
 from specdec.verify.sampling import Sampling
 
 # Default on a CPU, where the needs of other processes are unknown.

@@ -14,8 +14,8 @@ from specdec.execution.executor import WorkerMaker
 from specdec.execution.step_codec import OrderWriter
 from specdec.execution.step_order import DraftOrder, EntryMoves, PassOrder, StepOrder, StepOutcome
 from specdec.execution.worker import Worker
-from specdec.kernels.draft_trees import DraftTrees, HostTrees
-from specdec.kernels.tree import DraftTree, TreeRow
+from specdec.kernels.types.draft_trees import DraftTrees, HostTrees
+from specdec.kernels.types.tree import DraftTree, TreeRow
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.models.lora_adapter import AdapterFiles
 

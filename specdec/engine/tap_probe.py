@@ -18,10 +18,10 @@ from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.execution.model_runner import ModelRunner
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.tree import TreeRow
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.tree import TreeRow
 from specdec.models.checkpoint import has_tokenizer
 from specdec.models.llama import LlamaModel
 from specdec.models.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from specdec.config import AUTO
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.engine.llm_settings import LLMSettings
 from specdec.engine.speculative_config import parse_speculative_config
-from specdec.kernels.settings import Foreign
+from specdec.kernels.types.settings import Foreign
 
 _NO_EFFECT = Foreign("", None)
 # vLLM's other names of dtypes.

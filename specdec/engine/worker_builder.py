@@ -24,10 +24,10 @@ from specdec.engine.rank_loader import layout_of
 from specdec.execution.model_runner import ModelRunner
 from specdec.execution.split_verifier import SplitVerifier
 from specdec.execution.worker import Worker
-from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.kv_entries import KV_DTYPES, LARGEST
-from specdec.kernels.ragged_rows import WORD_BITS
+from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.kv_entries import KV_DTYPES, LARGEST
+from specdec.kernels.types.ragged_rows import WORD_BITS
 from specdec.kv_transfer.connector_factory import ConnectorContext, make_connector
 from specdec.kv_transfer.kv_connector import KVCaches, KVConnector
 from specdec.models.adapter_layout import draft_layout, draft_part, target_layout, target_part

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from specdec.config import AUTO
 from specdec.engine.vllm_keywords import LLMKeywords
-from specdec.kernels.settings import unknown_name
+from specdec.kernels.types.settings import unknown_name
 from specdec.ray_serve.deployment import PREFILL, HandleReplicas, engine_deployment
 from specdec.ray_serve.remote_prefill import RemotePrefill
 from specdec.ray_serve.replicated_llm import ReplicatedLLM

@@ -142,7 +142,7 @@ def test_large_weights_are_written_whole(
     kind: str, target: Path, model: LlamaModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Products lay large weights out anew and drop the old layout; those of a head to be exported must not."""
-    monkeypatch.setattr("specdec.kernels.projection.SMALL_BYTES", 0)
+    monkeypatch.setattr("specdec.kernels.reference.projection.SMALL_BYTES", 0)
     save_run(kind, tmp_path / "run", target, model)
     export("--run", tmp_path / "run", "--out", tmp_path / "out", "--dtype", "float32")
     export("--draft", tmp_path / "out", "--out", tmp_path / "again", "--dtype", "float32")

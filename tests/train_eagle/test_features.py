@@ -10,8 +10,8 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from specdec import LLM
 from specdec.draft_heads.heads.draft_head import TargetOutput
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.tree import TreeRow
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.tree import TreeRow
 from specdec.models.llama import load_llama
 from specdec.train_eagle.chat_mask import Sample
 from specdec.train_eagle.features import PARTS, FeatureBatch, FeatureStore, OnlineFeatures

@@ -17,7 +17,7 @@ from specdec.draft_heads.heads.draft_head import TargetOutput
 from specdec.draft_heads.heads.eagle import EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Head
 from specdec.draft_heads.llama.rope import Rotary, rotary_at
-from specdec.kernels.projection import onednn_multiplies, padded_rows
+from specdec.kernels.reference.projection import onednn_multiplies, padded_rows
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.train_eagle.chat_mask import Sample
 from specdec.train_eagle.features import FeatureBatch, OnlineFeatures

@@ -22,8 +22,8 @@ from specdec.engine.step_observer import StepObserver
 from specdec.execution.executor import ExecutorDeadError
 from specdec.execution.micro_batches import micro_batches
 from specdec.execution.worker import Worker
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.tree import DraftTree, TreeRow
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.tree import DraftTree, TreeRow
 from specdec.models.checkpoint import read_weights
 from specdec.models.llama import read_llama_config
 from specdec.models.rank_layout import RankLayout

@@ -14,7 +14,7 @@ from specdec.engine.worker_builder import WorkerBuilder
 from specdec.execution.executor import ExecutorDeadError
 from specdec.execution.split_verifier import best_of
 from specdec.execution.worker import Worker
-from specdec.kernels.types import NO_TOKEN
+from specdec.kernels.types.types import NO_TOKEN
 from specdec.models.sharded_llama import ShardedLlama
 from tests.baichuan import NORMALISED, save_baichuan
 from tests.fakes import save_random_head, save_random_llama
