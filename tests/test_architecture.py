@@ -23,6 +23,7 @@ FLOORS = {
     "kernels": [{"types"}, {"reference"}, {"triton", "native"}, {"kernel_set"}],
     "specdec": [
         {"core"},
+        {"parallel"},
         {"cache"},
         {"kv_transfer"},
         {"scheduling"},
@@ -30,6 +31,7 @@ FLOORS = {
         {"models"},
         {"execution"},
         {"engine"},
+        {"building"},
         {"llm"},
         {"async_engine"},
         {"__init__"},

@@ -54,8 +54,8 @@ def evaluate(
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
     from rich.console import Console
 
+    from specdec.building.named_checkpoints import head_path
     from specdec.core.device import resolve_device
-    from specdec.engine.named_checkpoints import head_path
     from specdec.models.hub import checkpoint_path
     from specdec.train_eagle.conversations import BadData
     from specdec.train_eagle.head_evaluation import evaluate as measure

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specdec.building.resolved_config import resolved_config
 from specdec.cli.model_options import ModelOptions
 from specdec.config import EngineConfig
 from specdec.core.outputs import SpeculationStats
 from specdec.core.progress import progress_bar
 from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
-from specdec.engine.resolved_config import resolved_config
 from specdec.kernels.types.settings import settings_of
 from specdec.llm import LLM
 from specdec.models.head_fit import VOCABULARY, check_draft

@@ -133,7 +133,7 @@ class LoadedHead(NamedTuple):
         draft: head and readout.
         description: the description that it was built from.
         other: the same weights reading the layers that the folder's ids mean if they are counted the other way; None
-            where the counting is certain. `specdec.engine.tap_probe` decides.
+            where the counting is certain. `specdec.building.tap_probe` decides.
     """
 
     draft: DraftModel

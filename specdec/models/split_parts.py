@@ -13,8 +13,8 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.product import Product
 from specdec.kernels.types.types import Candidates
-from specdec.models.rank_group import RankGroup
 from specdec.models.tp_plan import Span, TPPlan
+from specdec.parallel.rank_group import RankGroup
 
 
 class RowSplitLinear(Linear):

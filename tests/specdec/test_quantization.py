@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from specdec import LLM, SamplingParams
+from specdec.building.block_identity import block_keys
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
-from specdec.engine.block_identity import block_keys
 from specdec.kernels.native.library import NUMBER_KINDS, library_file
 from specdec.kernels.native.packed_matrix import PackedMatrix
 from tests.quantized import dequantized

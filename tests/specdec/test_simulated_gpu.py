@@ -136,7 +136,7 @@ def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
     ]
     expected = run(load(folder, head, **settings), params)
     monkeypatch.setattr(
-        "specdec.engine.engine_builder.measure_preemption_cost", Mock(return_value=PreemptionCost(1.0, 0.0))
+        "specdec.building.engine_builder.measure_preemption_cost", Mock(return_value=PreemptionCost(1.0, 0.0))
     )
     with simulated_gpu(monkeypatch) as gpu:
         llm = load(folder, head, device="cuda", **settings)

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from specdec.building.tap_probe import settle_taps
 from specdec.config import EngineConfig
 from specdec.core.device import DTYPES
 from specdec.draft_heads.formats.head_kind import LoadedHead
 from specdec.draft_heads.formats.head_kinds import load_head
 from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, first_difference
 from specdec.draft_heads.heads.readout import CandidateReadout, MatrixReadout, trimmed_readout
-from specdec.engine.tap_probe import settle_taps
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.product import Product
 from specdec.models.adapter_layout import attach_draft_adapters

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from specdec.engine.met_ranks import MEETING_TIMEOUT, MetRanks, meet
-from specdec.engine.started_ranks import Process
+from specdec.building.met_ranks import MEETING_TIMEOUT, MetRanks, meet
+from specdec.building.started_ranks import Process
 
 
 class RayRanks(MetRanks):

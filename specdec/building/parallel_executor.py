@@ -5,11 +5,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from specdec.building.followers import Followers
+from specdec.building.rank_messages import Allocate, Connect, LoadAdapter, LoadUpdate, UseAdapter, UseUpdate
+from specdec.building.ranked_connector import RankedConnector
 from specdec.cache.block_moves import BlockMove
 from specdec.draft_heads.drafting.drafter import DraftRow
-from specdec.engine.followers import Followers
-from specdec.engine.rank_messages import Allocate, Connect, LoadAdapter, LoadUpdate, UseAdapter, UseUpdate
-from specdec.engine.ranked_connector import RankedConnector
 from specdec.execution.executor import WorkerMaker
 from specdec.execution.step_codec import OrderWriter
 from specdec.execution.step_order import DraftOrder, EntryMoves, PassOrder, StepOrder, StepOutcome

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from specdec.building.rank_loader import layout_of
 from specdec.config import EngineConfig
 from specdec.core.launch import current_launch
-from specdec.engine.rank_loader import layout_of
 from specdec.kv_transfer.tier_settings import tiers_of
 
 GIB = 1 << 30

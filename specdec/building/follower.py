@@ -1,6 +1,6 @@
 """A rank beside the first: it loads its part of the model and follows the messages of the first rank.
 
-    python -m specdec.engine.follower DESCRIPTOR STORE
+    python -m specdec.building.follower DESCRIPTOR STORE
 
 DESCRIPTOR is the number of an inherited socket to the first rank, and STORE the file through which the ranks find each
 other. The process ends when the socket is closed, however that happens.
@@ -15,13 +15,10 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from specdec.core.device import on_device
-from specdec.draft_heads.heads.draft_head import DraftModel
-from specdec.draft_heads.llama.checkpoint_files import first_line
-from specdec.engine.draft_loader import load_drafts
-from specdec.engine.memory_profile import cache_bytes
-from specdec.engine.rank_loader import kernels_of, layout_of, load_target, rank_config
-from specdec.engine.rank_messages import (
+from specdec.building.draft_loader import load_drafts
+from specdec.building.memory_profile import cache_bytes
+from specdec.building.rank_loader import kernels_of, layout_of, load_target, rank_config
+from specdec.building.rank_messages import (
     BEAT,
     Alive,
     Allocate,
@@ -44,14 +41,17 @@ from specdec.engine.rank_messages import (
     UseAdapter,
     UseUpdate,
 )
-from specdec.engine.rank_transfers import RankTransfers
-from specdec.engine.worker_builder import WorkerBuilder
+from specdec.building.rank_transfers import RankTransfers
+from specdec.building.worker_builder import WorkerBuilder
+from specdec.core.device import on_device
+from specdec.draft_heads.heads.draft_head import DraftModel
+from specdec.draft_heads.llama.checkpoint_files import first_line
 from specdec.execution.step_codec import OrderReader, SentOrder
 from specdec.execution.step_order import DraftOrder, EntryMoves, PassOrder
 from specdec.execution.worker import Worker
 from specdec.models.lora_adapter import AdapterWeights
-from specdec.models.rank_group import LOOPBACK, Store, file_store
-from specdec.models.rank_layout import join_groups
+from specdec.parallel.rank_group import LOOPBACK, Store, file_store
+from specdec.parallel.rank_layout import join_groups
 
 
 class Follower:

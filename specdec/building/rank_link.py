@@ -10,8 +10,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from specdec.engine.rank_messages import BEAT, Alive, Answer, Failure, Refusal, Transferred
-from specdec.engine.started_ranks import Process
+from specdec.building.rank_messages import BEAT, Alive, Answer, Failure, Refusal, Transferred
+from specdec.building.started_ranks import Process
 
 # Beats that a rank may miss before it counts as hung. They are counted rather than timed: a machine that stands still
 # stops both ranks.

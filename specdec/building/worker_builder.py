@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from specdec.building.block_identity import block_keys
+from specdec.building.draft_loader import draft_kernels, load_replacement
+from specdec.building.rank_loader import layout_of
 from specdec.cache.kv_cache import KVCache, KVDtypes, entry_bytes
 from specdec.config import EngineConfig
 from specdec.core.device import DTYPES
@@ -18,9 +21,6 @@ from specdec.draft_heads.drafting.drafter import Drafter, NoDrafter, Proposal
 from specdec.draft_heads.drafting.drafters import drafter_of, shape_for
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.heads.draft_head import DraftModel
-from specdec.engine.block_identity import block_keys
-from specdec.engine.draft_loader import draft_kernels, load_replacement
-from specdec.engine.rank_loader import layout_of
 from specdec.execution.model_runner import ModelRunner
 from specdec.execution.split_verifier import SplitVerifier
 from specdec.execution.worker import Worker

@@ -7,14 +7,14 @@ from typing import Protocol
 
 import torch
 
+from specdec.building.followers import Followers
+from specdec.building.parallel_executor import ParallelExecutor
+from specdec.building.rank_loader import layout_of
+from specdec.building.rank_messages import Fit, LoadDrafts, Rehearsed, Tap
 from specdec.config import EngineConfig
 from specdec.core.launch import Launch, current_launch
-from specdec.engine.followers import Followers
-from specdec.engine.parallel_executor import ParallelExecutor
-from specdec.engine.rank_loader import layout_of
-from specdec.engine.rank_messages import Fit, LoadDrafts, Rehearsed, Tap
 from specdec.execution.executor import Executor, InProcessExecutor, WorkerMaker
-from specdec.models.rank_layout import RankGroups
+from specdec.parallel.rank_layout import RankGroups
 
 
 class Ranks(Protocol):

@@ -10,8 +10,8 @@ from specdec.core.launch import current_launch
 from specdec.kernels.kernel_set import KernelSet, choose_kernels
 from specdec.models.adapter_layout import attach_adapters
 from specdec.models.llama import LlamaModel, load_llama
-from specdec.models.rank_layout import RankGroups, RankLayout
 from specdec.models.sharded_llama import load_shard
+from specdec.parallel.rank_layout import RankGroups, RankLayout
 from specdec.verify.noise import GumbelNoise
 
 

@@ -13,8 +13,8 @@ from specdec.models.hub import shown_path
 from specdec.models.llama import read_llama_config
 from specdec.models.llama_draft import holds_llama
 from specdec.models.not_a_head import check_not_head
-from specdec.models.rank_layout import RankLayout
 from specdec.models.tp_plan import Shard, TPPlan, plan_of
+from specdec.parallel.rank_layout import RankLayout
 
 
 def check_target(folder: Path) -> LlamaConfig:

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
+from specdec.building.launched_ranks import LaunchedRanks
+from specdec.building.rank_link import RankLink
+from specdec.building.rank_loader import layout_of
+from specdec.building.rank_messages import Join, Message, Refusal
+from specdec.building.ray_ranks import RayRanks
+from specdec.building.started_ranks import OtherRanks, StartedRanks
 from specdec.config import EngineConfig
 from specdec.core.launch import current_launch
-from specdec.engine.launched_ranks import LaunchedRanks
-from specdec.engine.rank_link import RankLink
-from specdec.engine.rank_loader import layout_of
-from specdec.engine.rank_messages import Join, Message, Refusal
-from specdec.engine.ray_ranks import RayRanks
-from specdec.engine.started_ranks import OtherRanks, StartedRanks
 from specdec.execution.executor import ExecutorDeadError
-from specdec.models.rank_layout import RankGroups, join_groups
+from specdec.parallel.rank_layout import RankGroups, join_groups
 
 # Seconds in which a follower's process must have imported, loaded its weights, or made its cache.
 START_TIMEOUT = 600.0

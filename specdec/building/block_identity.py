@@ -1,11 +1,11 @@
 """Identity of an engine's blocks: what must be equal for another engine, or a later one, to use them."""
 
+from specdec.building.rank_loader import layout_of
 from specdec.cache.kv_cache import KVCache
 from specdec.config import EngineConfig
 from specdec.draft_heads.heads.draft_head import CachedHead
-from specdec.engine.rank_loader import layout_of
 from specdec.kv_transfer.cache_identity import BlockKeys, checkpoint_identity, identity, shape_of
-from specdec.models.rank_layout import RankLayout
+from specdec.parallel.rank_layout import RankLayout
 
 
 def block_keys(

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
+from specdec.building.llm_settings import LLMSettings
+from specdec.building.speculative_config import parse_speculative_config
 from specdec.config import AUTO
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.engine.llm_settings import LLMSettings
-from specdec.engine.speculative_config import parse_speculative_config
 from specdec.kernels.types.settings import Foreign
 
 _NO_EFFECT = Foreign("", None)

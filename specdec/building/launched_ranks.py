@@ -7,11 +7,11 @@ from typing import Any, NoReturn, cast
 
 from torch.distributed.rendezvous import rendezvous
 
+from specdec.building.follower import Follower
+from specdec.building.met_ranks import MEETING_TIMEOUT, MetRanks, meet
+from specdec.building.started_ranks import Process
 from specdec.core.launch import Launch
-from specdec.engine.follower import Follower
-from specdec.engine.met_ranks import MEETING_TIMEOUT, MetRanks, meet
-from specdec.engine.started_ranks import Process
-from specdec.models.rank_group import Store
+from specdec.parallel.rank_group import Store
 
 
 class LaunchedRanks(MetRanks):

@@ -6,6 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specdec.building.checkpoint_checks import check_draft, check_split, check_target
+from specdec.building.llm_settings import engine_config
+from specdec.building.named_checkpoints import named_head, named_target
+from specdec.building.shipped_heads import HEADS, shipped_head
 from specdec.config import AUTO, DEMO, DEMO_HEAD, DEMO_HEADS, NGRAM, EngineConfig, default_shape, draft_names
 from specdec.core.device import name_of, resolve_device, resolve_dtype
 from specdec.draft_heads.drafting.draft_shape import DraftShape
@@ -13,13 +17,9 @@ from specdec.draft_heads.formats.block_settings import block_rows
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.unreadable_files import nearest_hint
-from specdec.engine.checkpoint_checks import check_draft, check_split, check_target
-from specdec.engine.llm_settings import engine_config
-from specdec.engine.named_checkpoints import named_head, named_target
-from specdec.engine.shipped_heads import HEADS, shipped_head
 from specdec.models.checkpoint import check_tokenizer
 from specdec.models.hub import checkpoint_path, shown_path
-from specdec.models.rank_layout import RankLayout
+from specdec.parallel.rank_layout import RankLayout
 
 logger = logging.getLogger(__name__)
 DRAFT_WORDS = (AUTO, NGRAM, "none")

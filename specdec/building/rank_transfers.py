@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from specdec.engine.rank_messages import BeginSaveKV, ReadKV, SaveKV
+from specdec.building.rank_messages import BeginSaveKV, ReadKV, SaveKV
 from specdec.kv_transfer.kv_connector import KVConnector
 
 # Seconds after which copies of a device, which end without a sign, are looked at.

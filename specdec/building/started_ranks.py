@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
-from specdec.models.rank_group import LOOPBACK, Store, file_store
+from specdec.parallel.rank_group import LOOPBACK, Store, file_store
 
 
 class Process(Protocol):
@@ -78,7 +78,7 @@ def launched(descriptor: int, store: str) -> Process:
     """
     modules = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "specdec.engine.follower", str(descriptor), store],
+        [sys.executable, "-P", "-m", "specdec.building.follower", str(descriptor), store],
         stdin=subprocess.DEVNULL,
         # Standard output is the program's own.
         stdout=2,

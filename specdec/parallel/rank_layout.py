@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from specdec.models.rank_group import LOOPBACK, RankGroup, Store, part_of
+from specdec.parallel.rank_group import LOOPBACK, RankGroup, Store, part_of
 
 # Ranks of a stage come to an operation at about the same time. A stage waits for all the work of those before it.
 STAGE_PATIENCE = 10

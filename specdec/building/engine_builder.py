@@ -4,16 +4,16 @@ import logging
 import sys
 import time
 
+from specdec.building.host_memory import check_cache
+from specdec.building.memory_profile import Rehearsal, cache_bytes
+from specdec.building.ranks import OneRank, Ranks
+from specdec.building.worker_builder import WorkerBuilder
 from specdec.cache.kept_entries import KEEPS_ALL, KeptEntries
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.config import EngineConfig
 from specdec.draft_heads.drafting.drafter import Proposal
 from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.engine.engine import LLMEngine
-from specdec.engine.host_memory import check_cache
-from specdec.engine.memory_profile import Rehearsal, cache_bytes
-from specdec.engine.ranks import OneRank, Ranks
-from specdec.engine.worker_builder import WorkerBuilder
 from specdec.execution.cost_measurement import measure_preemption_cost, measure_step_cost
 from specdec.execution.executor import Executor
 from specdec.kernels.kernel_set import KernelSet

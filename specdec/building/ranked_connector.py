@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from specdec.building.followers import Followers
+from specdec.building.rank_messages import BeginSaveKV, Disconnect, ReadKV, SaveKV
 from specdec.cache.block_moves import BlockSource, PublishedBlock
 from specdec.core.request import Request
-from specdec.engine.followers import Followers
-from specdec.engine.rank_messages import BeginSaveKV, Disconnect, ReadKV, SaveKV
 from specdec.execution.executor import ExecutorDeadError
 from specdec.kv_transfer.kv_connector import KVCaches, KVConnector, TransferStats
 

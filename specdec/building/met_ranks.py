@@ -13,9 +13,9 @@ from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-from specdec.engine.follower import Follower
-from specdec.engine.started_ranks import limit_sends
-from specdec.models.rank_group import Store
+from specdec.building.follower import Follower
+from specdec.building.started_ranks import limit_sends
+from specdec.parallel.rank_group import Store
 
 _KEY = "specdec-engine"
 # Seconds in which all ranks must be there, and in which one must say who it is.
