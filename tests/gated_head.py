@@ -19,7 +19,7 @@ from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, fuse_la
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
 from specdec.models.llama import LlamaModel
-from specdec.train_eagle.training_kind import UNROLLED, TrainingKind, initialise, layer_config
+from specdec.train_eagle.training.training_kind import UNROLLED, TrainingKind, initialise, layer_config
 
 LAYER = "layers.0."
 

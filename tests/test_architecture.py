@@ -42,6 +42,16 @@ FLOORS = {
         {"cli"},
     ],
     "draft_heads": [{"llama"}, {"heads"}, {"drafting", "formats"}],
+    "train_eagle": [
+        {"data"},
+        {"passes"},
+        {"evaluation"},
+        {"training"},
+        {"stage_command"},
+        {"regenerate", "prepare", "train", "evaluate", "export"},
+        {"program"},
+        {"__main__"},
+    ],
 }
 
 
@@ -74,7 +84,7 @@ def _layer(module: str) -> str | None:
 
 def _room(module: str) -> str:
     """The folder of a layer that holds one of our modules, or the module itself where it stands beside the folders."""
-    inside = module.split(".")[1 if _layer(module) == "specdec" else 2 :]
+    inside = module.split(".")[1 if _layer(module) == "specdec" or module == CONSOLE_SCRIPT else 2 :]
     return inside[0] if inside else "__init__"
 
 

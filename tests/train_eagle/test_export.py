@@ -19,11 +19,11 @@ from specdec.draft_heads.heads.eagle import EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Head
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.models.llama import LlamaModel, load_llama
-from specdec.train_eagle.evaluation import Evaluation, Measured
-from specdec.train_eagle.head_trainer import LossSettings
-from specdec.train_eagle.prepared_data import PreparedData
-from specdec.train_eagle.training_kinds import TRAINING_KINDS
-from specdec.train_eagle.training_state import TrainingState
+from specdec.train_eagle.data.prepared_data import PreparedData
+from specdec.train_eagle.evaluation.evaluation import Evaluation, Measured
+from specdec.train_eagle.training.head_trainer import LossSettings
+from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
+from specdec.train_eagle.training.training_state import TrainingState
 from tests import stages
 from tests.fakes import edit_json, save_random_eagle3, save_random_head, save_random_llama
 from tests.kernel_sets import TORCH

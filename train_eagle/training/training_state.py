@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from specdec.draft_heads.llama.checkpoint_files import first_line
-from specdec.train_eagle.prepared_data import write_json
+from specdec.train_eagle.data.prepared_data import write_json
 
 FOLDER = "state"
 PROGRESS = "progress.json"

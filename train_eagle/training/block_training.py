@@ -10,10 +10,16 @@ from specdec.draft_heads.formats.head_kinds import KINDS
 from specdec.draft_heads.heads.block_head import BlockConfig, BlockHead
 from specdec.draft_heads.heads.edge_scorers import MarkovConfig
 from specdec.models.llama import LlamaModel
-from specdec.train_eagle.block_trainer import BlockTrainer
-from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings
-from specdec.train_eagle.train_config import RECIPES
-from specdec.train_eagle.training_kind import TrainingKind, begin_as_target, initialise, input_norm, layer_config
+from specdec.train_eagle.training.block_trainer import BlockTrainer
+from specdec.train_eagle.training.head_trainer import HeadTrainer, LossSettings
+from specdec.train_eagle.training.train_config import RECIPES
+from specdec.train_eagle.training.training_kind import (
+    TrainingKind,
+    begin_as_target,
+    initialise,
+    input_norm,
+    layer_config,
+)
 
 # Layers of the target that published heads read.
 MOST_TAPS = 5

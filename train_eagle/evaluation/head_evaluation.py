@@ -16,12 +16,12 @@ from specdec.kernels.types.settings import KernelChoice
 from specdec.llm import LLM
 from specdec.models.head_fit import check_draft
 from specdec.models.tokenizer import vocabulary_digest
-from specdec.train_eagle.accuracy import accuracy, head_of
-from specdec.train_eagle.chat_prompts import read_prompts
-from specdec.train_eagle.conversations import BadData, open_source
-from specdec.train_eagle.evaluation import Evaluation, Measured
-from specdec.train_eagle.provenance import WEIGHTS, file_digest
-from specdec.train_eagle.speed import measure_speed
+from specdec.train_eagle.data.chat_prompts import read_prompts
+from specdec.train_eagle.data.conversations import BadData, open_source
+from specdec.train_eagle.data.provenance import WEIGHTS, file_digest
+from specdec.train_eagle.evaluation.accuracy import accuracy, head_of
+from specdec.train_eagle.evaluation.evaluation import Evaluation, Measured
+from specdec.train_eagle.evaluation.speed import measure_speed
 
 # Requests at once, and tokens of a step besides their trees.
 SEATS = 32

@@ -14,11 +14,11 @@ from rich.progress import track
 from specdec.models.head_fit import VOCABULARY
 from specdec.models.hub import shown_name
 from specdec.models.tokenizer import load_pretrained, vocabulary_digest
-from specdec.train_eagle.chat_mask import BadConversation, ChatMask, Message, Sample
-from specdec.train_eagle.conversations import BadData, Entry, Place, open_source, read
-from specdec.train_eagle.prepared_data import PreparedData, Settings
-from specdec.train_eagle.provenance import check_answers
-from specdec.train_eagle.stage_settings import Long
+from specdec.train_eagle.data.chat_mask import BadConversation, ChatMask, Message, Sample
+from specdec.train_eagle.data.conversations import BadData, Entry, Place, open_source, read
+from specdec.train_eagle.data.prepared_data import PreparedData, Settings
+from specdec.train_eagle.data.provenance import check_answers
+from specdec.train_eagle.data.stage_settings import Long
 
 FORMAT = 1
 # Conversations at once from which on all processors tokenise them: processes take a moment to start.

@@ -10,8 +10,8 @@ import torch
 from pydantic import BaseModel, ValidationError
 from safetensors.torch import load_file, save_file
 
-from specdec.train_eagle.chat_mask import Sample
-from specdec.train_eagle.conversations import BadData
+from specdec.train_eagle.data.chat_mask import Sample
+from specdec.train_eagle.data.conversations import BadData
 
 Settings = Mapping[str, str | int | None]
 INDEX = "index.json"

@@ -19,13 +19,13 @@ from specdec.kernels.types.settings import settings_of
 from specdec.llm import LLM
 from specdec.models.head_fit import VOCABULARY, check_draft
 from specdec.models.tokenizer import vocabulary_digest
-from specdec.train_eagle.answer_journal import AnswerJournal, AnswerRow, compare_settings
-from specdec.train_eagle.chat_mask import BadConversation, Message
-from specdec.train_eagle.chat_prompts import chat_prompt
-from specdec.train_eagle.conversations import BadData, Place, Source, open_source, read, write_conversations
-from specdec.train_eagle.prepared_data import write_whole
-from specdec.train_eagle.provenance import JOURNAL, journal_settings, named_digest
-from specdec.train_eagle.stage_settings import RegenerateSettings
+from specdec.train_eagle.data.answer_journal import AnswerJournal, AnswerRow, compare_settings
+from specdec.train_eagle.data.chat_mask import BadConversation, Message
+from specdec.train_eagle.data.chat_prompts import chat_prompt
+from specdec.train_eagle.data.conversations import BadData, Place, Source, open_source, read, write_conversations
+from specdec.train_eagle.data.prepared_data import write_whole
+from specdec.train_eagle.data.provenance import JOURNAL, journal_settings, named_digest
+from specdec.train_eagle.data.stage_settings import RegenerateSettings
 
 # Seeds of conversations are this far apart, more than any has turns.
 SEED_STEP = 1000

@@ -10,10 +10,10 @@ from torch.utils.checkpoint import checkpoint
 
 from specdec.draft_heads.heads.draft_head import FeatureHead
 from specdec.draft_heads.llama.rope import Rotary, rotary_at
-from specdec.train_eagle.features import FeatureBatch
-from specdec.train_eagle.train_config import LossKind
-from specdec.train_eagle.unrolled_attention import UnrolledAttention
-from specdec.train_eagle.unrolled_loss import UnrolledLoss, unrolled_loss
+from specdec.train_eagle.passes.features import FeatureBatch
+from specdec.train_eagle.passes.unrolled_attention import UnrolledAttention
+from specdec.train_eagle.training.train_config import LossKind
+from specdec.train_eagle.training.unrolled_loss import UnrolledLoss, unrolled_loss
 
 
 class LossSettings(NamedTuple):

@@ -8,8 +8,8 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from specdec.draft_heads.llama.checkpoint_files import first_line
-from specdec.train_eagle.train_config import RECIPES, TrainConfig, listed
-from specdec.train_eagle.training_kinds import TRAINING_KINDS
+from specdec.train_eagle.training.train_config import RECIPES, TrainConfig, listed
+from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
 
 _CONFIG = TypeAdapter(TrainConfig)
 

@@ -14,10 +14,10 @@ from specdec.draft_heads.heads.edge_scorers import block_edges
 from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.llm import LLM
-from specdec.train_eagle.block_pass import slot_states, tokens_before
-from specdec.train_eagle.chat_mask import Sample
-from specdec.train_eagle.features import FeatureBatch, OnlineFeatures
-from specdec.train_eagle.unrolled_attention import UnrolledAttention
+from specdec.train_eagle.data.chat_mask import Sample
+from specdec.train_eagle.passes.block_pass import slot_states, tokens_before
+from specdec.train_eagle.passes.features import FeatureBatch, OnlineFeatures
+from specdec.train_eagle.passes.unrolled_attention import UnrolledAttention
 
 # Rank of a token past the end of the text.
 NO_TOKEN = -1

@@ -19,9 +19,9 @@ from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.models.llama import LlamaModel
-from specdec.train_eagle.chat_mask import Sample
-from specdec.train_eagle.prepared_data import write_json, write_whole
-from specdec.train_eagle.unrolled_attention import UnrolledAttention
+from specdec.train_eagle.data.chat_mask import Sample
+from specdec.train_eagle.data.prepared_data import write_json, write_whole
+from specdec.train_eagle.passes.unrolled_attention import UnrolledAttention
 from specdec.verify.noise import GumbelNoise
 
 PARTS = ("tokens", "mask", "features", "taps")

@@ -6,13 +6,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from specdec.train_eagle.chat_mask import Sample
-from specdec.train_eagle.features import packed
-from specdec.train_eagle.head_trainer import LossSettings
-from specdec.train_eagle.prepared_data import PreparedData
-from specdec.train_eagle.provenance import check_data
-from specdec.train_eagle.read_config import recipe
-from specdec.train_eagle.train_config import MOST_LR, PUBLISHED_SIZE, TrainConfig
+from specdec.train_eagle.data.chat_mask import Sample
+from specdec.train_eagle.data.prepared_data import PreparedData
+from specdec.train_eagle.data.provenance import check_data
+from specdec.train_eagle.passes.features import packed
+from specdec.train_eagle.training.head_trainer import LossSettings
+from specdec.train_eagle.training.read_config import recipe
+from specdec.train_eagle.training.train_config import MOST_LR, PUBLISHED_SIZE, TrainConfig
 
 # Tau on ten prompts or fewer says little, so that of few conversations a larger share is held out, at most a fifth.
 MOST_HELD_OUT, LEAST_HELD_OUT = 100, 12

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from specdec.kernels.reference.projection import pad_rows
-from specdec.train_eagle.train_config import LossKind
+from specdec.train_eagle.training.train_config import LossKind
 
 # Logits that a CPU processes at a time, so that intermediate results stay in a core's cache.
 CPU_BLOCK = 2**17

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec.train_eagle.chat_mask import BadConversation, Message
+from specdec.train_eagle.data.chat_mask import BadConversation, Message
 
 # Also ShareGPT's names.
 ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}

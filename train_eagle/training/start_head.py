@@ -13,8 +13,8 @@ from specdec.draft_heads.heads.draft_head import FeatureHead
 from specdec.models.head_fit import VOCABULARY, check_fit, check_vocabulary
 from specdec.models.hub import shown_path
 from specdec.models.llama import read_llama_config
-from specdec.train_eagle.head_export import from_folder
-from specdec.train_eagle.training_state import saved_run
+from specdec.train_eagle.training.head_export import from_folder
+from specdec.train_eagle.training.training_state import saved_run
 
 EMBEDDING = "embed_tokens.weight"
 MARKOV = "markov_head."

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from specdec.draft_heads.heads.draft_head import FeatureHead
 from specdec.models.llama import LlamaModel
-from specdec.train_eagle.chat_mask import Sample
-from specdec.train_eagle.start_head import begin_with
-from specdec.train_eagle.train_config import TrainConfig
-from specdec.train_eagle.training_kinds import TRAINING_KINDS
+from specdec.train_eagle.data.chat_mask import Sample
+from specdec.train_eagle.training.start_head import begin_with
+from specdec.train_eagle.training.train_config import TrainConfig
+from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
 
 
 def new_head(

@@ -10,9 +10,9 @@ from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head, Eagle3Layer, default_taps
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.models.llama import LlamaModel
-from specdec.train_eagle.block_training import DFlashTraining, DSparkTraining
-from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings, UnrolledTrainer
-from specdec.train_eagle.training_kind import (
+from specdec.train_eagle.training.block_training import DFlashTraining, DSparkTraining
+from specdec.train_eagle.training.head_trainer import HeadTrainer, LossSettings, UnrolledTrainer
+from specdec.train_eagle.training.training_kind import (
     UNROLLED,
     TrainingKind,
     begin_as_target,

@@ -8,8 +8,8 @@ from typing import Any
 
 from specdec.models.head_fit import VOCABULARY, check_vocabulary
 from specdec.models.hub import shown_name, shown_path
-from specdec.train_eagle.chat_mask import Sample
-from specdec.train_eagle.prepared_data import INDEX, PreparedData
+from specdec.train_eagle.data.chat_mask import Sample
+from specdec.train_eagle.data.prepared_data import INDEX, PreparedData
 
 # Of each file of weights, as many bytes tell models apart.
 SAMPLED_BYTES = 1 << 20

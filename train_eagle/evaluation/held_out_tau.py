@@ -8,8 +8,8 @@ from specdec.core.outputs import SpeculationStats
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.formats.head_kind import HeadKind
 from specdec.draft_heads.heads.draft_head import FeatureHead
-from specdec.train_eagle.chat_mask import Sample
-from specdec.train_eagle.head_evaluation import measure_tau
+from specdec.train_eagle.data.chat_mask import Sample
+from specdec.train_eagle.evaluation.head_evaluation import measure_tau
 
 
 class HeldOutTau:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from specdec.llm import LLM
-from specdec.train_eagle.chat_mask import BadConversation, Message
-from specdec.train_eagle.conversations import BadData, Entry, Source, parse, read
+from specdec.train_eagle.data.chat_mask import BadConversation, Message
+from specdec.train_eagle.data.conversations import BadData, Entry, Source, parse, read
 
 
 def question(entry: Entry) -> list[Message]:

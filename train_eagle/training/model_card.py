@@ -8,9 +8,9 @@ import yaml
 from specdec.core.outputs import taus_in_words
 from specdec.draft_heads.heads.draft_head import FeatureHead
 from specdec.models.head_fit import VOCABULARY
-from specdec.train_eagle.evaluation import Evaluation, format_shares
-from specdec.train_eagle.stage_settings import HeadLayout
-from specdec.train_eagle.training_kind import TrainingKind
+from specdec.train_eagle.data.stage_settings import HeadLayout
+from specdec.train_eagle.evaluation.evaluation import Evaluation, format_shares
+from specdec.train_eagle.training.training_kind import TrainingKind
 
 UNKNOWN = "TARGET"
 # Settings of a run that do not affect its head.

@@ -14,7 +14,7 @@ from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import LlamaLayer
 from specdec.draft_heads.llama.rope import RopeConfig
 from specdec.models.llama import LlamaModel
-from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings, UnrolledTrainer
+from specdec.train_eagle.training.head_trainer import HeadTrainer, LossSettings, UnrolledTrainer
 
 H = TypeVar("H", bound=FeatureHead)
 # Settings of heads that are unrolled over their own states.

@@ -22,21 +22,21 @@ from specdec.models.head_fit import VOCABULARY
 from specdec.models.hub import checkpoint_path
 from specdec.models.llama import load_llama, read_llama_config
 from specdec.models.tokenizer import vocabulary_digest
-from specdec.train_eagle.features import FeatureStore, OnlineFeatures, packed
-from specdec.train_eagle.fresh_head import new_head
-from specdec.train_eagle.head_evaluation import accepted_shares
-from specdec.train_eagle.held_out_tau import HeldOutTau
-from specdec.train_eagle.prepared_data import write_whole
-from specdec.train_eagle.provenance import data_digests, named_digest
-from specdec.train_eagle.start_head import check_start
-from specdec.train_eagle.stop_signals import StopSignals
-from specdec.train_eagle.target_name import target_name
-from specdec.train_eagle.train_config import TrainConfig
-from specdec.train_eagle.train_log import TrainLog
-from specdec.train_eagle.train_plan import TrainPlan, read_samples, source_names
-from specdec.train_eagle.training_kinds import TRAINING_KINDS
-from specdec.train_eagle.training_state import TrainingState
-from specdec.train_eagle.unrolled_loss import UnrolledLoss
+from specdec.train_eagle.data.prepared_data import write_whole
+from specdec.train_eagle.data.provenance import data_digests, named_digest
+from specdec.train_eagle.evaluation.head_evaluation import accepted_shares
+from specdec.train_eagle.evaluation.held_out_tau import HeldOutTau
+from specdec.train_eagle.passes.features import FeatureStore, OnlineFeatures, packed
+from specdec.train_eagle.training.fresh_head import new_head
+from specdec.train_eagle.training.start_head import check_start
+from specdec.train_eagle.training.stop_signals import StopSignals
+from specdec.train_eagle.training.target_name import target_name
+from specdec.train_eagle.training.train_config import TrainConfig
+from specdec.train_eagle.training.train_log import TrainLog
+from specdec.train_eagle.training.train_plan import TrainPlan, read_samples, source_names
+from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
+from specdec.train_eagle.training.training_state import TrainingState
+from specdec.train_eagle.training.unrolled_loss import UnrolledLoss
 from specdec.verify.noise import GumbelNoise
 
 SHARD_TOKENS = 1 << 18

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from specdec.draft_heads.heads.block_attention import BlockAttention, block_mask, block_positions
 from specdec.draft_heads.heads.block_head import BlockHead
 from specdec.draft_heads.llama.rope import Rotary, rotary_at
-from specdec.train_eagle.features import FeatureBatch
+from specdec.train_eagle.passes.features import FeatureBatch
 
 # Blocks that attend in one call: more cost masked products among blocks, fewer cost calls.
 GROUP = 16

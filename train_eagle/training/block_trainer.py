@@ -8,10 +8,10 @@ from torch.nn import functional as F
 
 from specdec.draft_heads.heads.block_head import BlockHead
 from specdec.draft_heads.heads.edge_scorers import block_edges
-from specdec.train_eagle.block_pass import slot_states, tokens_before
-from specdec.train_eagle.features import FeatureBatch
-from specdec.train_eagle.head_trainer import HeadTrainer
-from specdec.train_eagle.unrolled_loss import Factors, UnrolledLoss, scored_predictions
+from specdec.train_eagle.passes.block_pass import slot_states, tokens_before
+from specdec.train_eagle.passes.features import FeatureBatch
+from specdec.train_eagle.training.head_trainer import HeadTrainer
+from specdec.train_eagle.training.unrolled_loss import Factors, UnrolledLoss, scored_predictions
 
 
 class BlockTrainer(HeadTrainer):
