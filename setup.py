@@ -27,7 +27,7 @@ class ParallelBuild(build_ext):
 setup(
     cmdclass={"build_ext": ParallelBuild},
     ext_modules=[
-        # No Python module: `specdec.kernels.native_library` opens it as a C library. Without a compiler the
+        # No Python module: `specdec.kernels.native.library` opens it as a C library. Without a compiler the
         # installation goes on, and the engine runs on plain torch.
         Extension(
             "specdec.kernels.native._library",

@@ -23,8 +23,8 @@ from specdec import LLM, SamplingParams
 from specdec.core.device import DTYPES
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.draft_heads.heads.readout import CandidateReadout, MatrixReadout, Readout, trimmed_readout
-from specdec.kernels.projection import Projection
-from specdec.kernels.types import Candidates
+from specdec.kernels.reference.projection import Projection
+from specdec.kernels.types.types import Candidates
 
 BEST = 10
 READOUTS: dict[str, dict[str, int]] = {

@@ -21,8 +21,8 @@ from torch import Tensor
 from benchmarks.report import write
 from specdec import LLM, SamplingParams
 from specdec.config import DEMO
-from specdec.kernels.draft_trees import DraftTrees
-from specdec.kernels.tree import TreeRow
+from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.tree import TreeRow
 
 PROMPT = "I would like to find a cheap restaurant in the centre of town. The assistant asks about"
 WORDS = (" the", " a", " your", " my", " this")

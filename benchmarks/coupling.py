@@ -22,9 +22,9 @@ from specdec.config import DEMO
 from specdec.draft_heads.formats.head_kinds import load_head
 from specdec.draft_heads.heads.eagle import EagleHead
 from specdec.draft_heads.llama.rope import rotary_at
-from specdec.train_eagle.chat_mask import Sample
-from specdec.train_eagle.features import OnlineFeatures
-from specdec.train_eagle.unrolled_attention import UnrolledAttention
+from specdec.train_eagle.data.chat_mask import Sample
+from specdec.train_eagle.passes.features import OnlineFeatures
+from specdec.train_eagle.passes.unrolled_attention import UnrolledAttention
 from specdec.verify.noise import gumbel
 
 CHILDREN = (1, 2, 4, 8)

@@ -27,7 +27,7 @@ from specdec import LLM, SamplingParams
 from specdec.bench.environment import shown_path
 from specdec.config import DEMO, DEMO_HEAD
 from specdec.core.request import Request
-from specdec.kernels.integers import ceil_div
+from specdec.kernels.types.integers import ceil_div
 
 LENGTH, STEPS_BEFORE = 1064, 3
 MODES = ("recomputed", "swapping", "connector", "layerwise")

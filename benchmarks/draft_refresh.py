@@ -23,8 +23,8 @@ from rich.table import Table
 from benchmarks.report import parse_shape, read_prompts, write
 from specdec import LLM, SamplingParams
 from specdec.config import DEMO_HEAD
-from specdec.train_eagle.read_config import read_config
-from specdec.train_eagle.train_run import Run
+from specdec.train_eagle.training.read_config import read_config
+from specdec.train_eagle.training.train_run import Run
 
 # Tokens that the demo's head proposes.
 DRAFT_VOCAB = 3072

@@ -19,7 +19,7 @@ from benchmarks.report import read_prompts, write
 from specdec import LLM, SamplingParams
 from specdec.bench.environment import shown_path
 from specdec.engine.engine import LLMEngine
-from specdec.kernels.native_library import Library
+from specdec.kernels.native.library import Library
 
 ARITHMETIC = ("target_pass", "draft", "product", "layer", "attend", "norm")
 

@@ -20,7 +20,7 @@ from benchmarks.report import read_prompts, write
 from specdec import LLM, SamplingParams
 from specdec.bench.environment import shown_path
 from specdec.config import DEMO
-from specdec.kernels.huge_pages import HugePages
+from specdec.kernels.native.huge_pages import HugePages
 
 KINDS = ("ordinary", "2 MB", "ordinary again", "2 MB again")
 

@@ -27,8 +27,8 @@ from benchmarks.acceptance import measure
 from benchmarks.report import read_prompts, write
 from specdec import LLM, SamplingParams
 from specdec.config import DEMO, DEMO_HEAD
-from specdec.kernels.kv_entries import KV_DTYPES, LARGEST
-from specdec.kernels.settings import KVCacheDtype
+from specdec.kernels.types.kv_entries import KV_DTYPES, LARGEST
+from specdec.kernels.types.settings import KVCacheDtype
 
 EVALS = ("sgd-eval", "gsm8k-eval")
 # Conversations of each kind of text from which a checkpoint's scales are made.

@@ -28,7 +28,7 @@ from benchmarks.report import read_prompts, write
 from specdec import LLM, SamplingParams
 from specdec.bench.environment import shown_path
 from specdec.config import DEMO, DEMO_HEAD
-from specdec.kernels.integers import ceil_div
+from specdec.kernels.types.integers import ceil_div
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
 
 SHARED, ENDING = 1024, 40

@@ -17,7 +17,7 @@ from rich.table import Table
 from torch.nn import functional as F
 
 from benchmarks.report import write
-from specdec.kernels.projection import Projection
+from specdec.kernels.reference.projection import Projection
 
 LAYERS = 10
 SHAPES = [(512, 256), (256, 256), (1408, 256), (256, 704)]

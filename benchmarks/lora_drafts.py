@@ -20,7 +20,7 @@ from benchmarks.trained_draft_adapter import train_draft_adapter
 from specdec import LLM, LoRARequest, SamplingParams
 from specdec.bench.environment import shown_path
 from specdec.config import DEMO, DEMO_HEAD
-from specdec.train_eagle.chat_mask import Sample
+from specdec.train_eagle.data.chat_mask import Sample
 
 TEXT = "sgd-eval"
 

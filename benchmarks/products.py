@@ -18,8 +18,8 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.report import write
-from specdec.kernels.native_library import Library, processor_forms
-from specdec.kernels.native_operations import NativeProjection
+from specdec.kernels.native.library import Library, processor_forms
+from specdec.kernels.native.operations import NativeProjection
 
 SHAPES = [(4096, 1024), (1024, 4096)]
 ROWS = (1, 2, 4, 8, 16)

@@ -36,12 +36,12 @@ from specdec.config import DEMO
 from specdec.core.device import DTYPES
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import choose_kernels
-from specdec.kernels.native_library import Library
-from specdec.kernels.native_operations import NativeProjection
-from specdec.kernels.quantized_tensor import (
+from specdec.kernels.native.library import Library
+from specdec.kernels.native.operations import NativeProjection
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.quantized_tensor import (
     NESTED_INPUTS,
     Nested,
     NumberKind,
@@ -49,8 +49,8 @@ from specdec.kernels.quantized_tensor import (
     QuantizedRows,
     QuantizedTensor,
 )
-from specdec.kernels.settings import Quantization
-from specdec.kernels.tree import TreeRow
+from specdec.kernels.types.settings import Quantization
+from specdec.kernels.types.tree import TreeRow
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.tree_batch import TreeBatch

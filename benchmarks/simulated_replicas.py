@@ -12,7 +12,7 @@ import simpy
 
 from benchmarks.arrival_trace import TracedRequest
 from benchmarks.capacity import Costs
-from specdec.kernels.integers import ceil_div
+from specdec.kernels.types.integers import ceil_div
 from specdec.ray_serve.prefix_table import PrefixTable
 
 # Bytes that travel per token of a prompt.

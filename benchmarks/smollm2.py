@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from specdec.kernels.quantized_tensor import plain
+from specdec.kernels.types.quantized_tensor import plain
 from specdec.models.checkpoint import read_settings, read_weights
 from specdec.models.tokenizer import load_pretrained
 

@@ -27,7 +27,7 @@ from specdec import LLM, SamplingParams
 from specdec.core.engine_stats import EngineStats
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
-from specdec.kernels.draft_trees import DraftTrees
+from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.scheduling.integrity import check_scheduler
 
 # Requests in a row that are alike in how much they grow: many that grow at once are what preempts.

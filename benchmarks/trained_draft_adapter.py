@@ -9,15 +9,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from specdec.draft_heads.llama.llama_layer import DecoderLayer
-from specdec.kernels.adapters import AdapterRows, StackedAdapters
 from specdec.kernels.kernel_set import torch_kernels
+from specdec.kernels.types.adapters import AdapterRows, StackedAdapters
 from specdec.models.adapter_layout import adapted_products, attach_adapters, target_layout
 from specdec.models.llama import load_llama
 from specdec.models.lora_adapter import read_adapter
-from specdec.train_eagle.chat_mask import Sample
-from specdec.train_eagle.features import FeatureBatch, OnlineFeatures
-from specdec.train_eagle.head_export import from_folder
-from specdec.train_eagle.head_trainer import LossSettings
+from specdec.train_eagle.data.chat_mask import Sample
+from specdec.train_eagle.passes.features import FeatureBatch, OnlineFeatures
+from specdec.train_eagle.training.head_export import from_folder
+from specdec.train_eagle.training.head_trainer import LossSettings
 from specdec.verify.noise import GumbelNoise
 
 BATCH = 4

@@ -34,8 +34,8 @@ def prepare_data(folder: Path, answers: int) -> Path:
     """Write tokens and masks of `answers` answers, and return their folder."""
     from specdec import LLM, SamplingParams
     from specdec.config import DEMO
-    from specdec.train_eagle.conversations import write_conversations
-    from specdec.train_eagle.preparation import prepare
+    from specdec.train_eagle.data.conversations import write_conversations
+    from specdec.train_eagle.data.preparation import prepare
 
     llm = LLM(draft=None)
     chats = [messages for name in ("sgd-eval", "gsm8k-eval") for messages in read_prompts(name)]
@@ -55,8 +55,8 @@ def prepare_data(folder: Path, answers: int) -> Path:
 def measure(recipe: str, data: Path, out: Path, steps: int) -> dict[str, Any]:
     """One run of a recipe, cut short."""
     from specdec.config import DEMO
-    from specdec.train_eagle.read_config import read_config
-    from specdec.train_eagle.train_run import Run
+    from specdec.train_eagle.training.read_config import read_config
+    from specdec.train_eagle.training.train_run import Run
 
     settings = yaml.safe_load(RECIPES[recipe].read_text(encoding="utf-8"))
     own = {"model": DEMO / "target", "data": [data], "out": out, "evaluate_prompts": 0, "held_out": 4}

@@ -38,8 +38,8 @@ def measure(data: Path, out: Path, steps: int, threads: int | None) -> dict[str,
     import torch
 
     from specdec.config import DEMO
-    from specdec.train_eagle.read_config import read_config
-    from specdec.train_eagle.train_run import Run
+    from specdec.train_eagle.training.read_config import read_config
+    from specdec.train_eagle.training.train_run import Run
 
     own = {"model": DEMO / "target", "data": [data], "out": out, "evaluate_prompts": 0, "threads": threads}
     run = Run(read_config({**own, "tracker": "none"}))

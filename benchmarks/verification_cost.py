@@ -17,8 +17,8 @@ from torch import Tensor
 
 from benchmarks.report import parse_shape, read_prompts, write
 from specdec import LLM, SamplingParams
-from specdec.kernels.draft_trees import DraftTrees
-from specdec.kernels.types import Acceptance
+from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.types import Acceptance
 from specdec.verify.noise import gumbel
 from specdec.verify.sampling import Context
 from specdec.verify.verifier import Verifier

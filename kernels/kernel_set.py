@@ -10,20 +10,29 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from specdec.kernels import (
-    elementwise_reference,
-    grouped_lora_reference,
-    kv_copy_reference,
-    logit_filters_reference,
-    rotary_store_reference,
-    tree_attention_reference,
-)
-from specdec.kernels.adapters import AdapterBank, GroupedLoRA
-from specdec.kernels.block_walk_reference import walk_block
-from specdec.kernels.coupled_walk import coupled_walk
-from specdec.kernels.device_walks import DeviceWalks
-from specdec.kernels.draft_trees import DraftTrees
-from specdec.kernels.fused import (
+from specdec.kernels.native.adapters import NativeAdapters
+from specdec.kernels.native.drafting import NativeBlockDrafting, NativeDrafting
+from specdec.kernels.native.library import NOT_BUILT, Library, library_file
+from specdec.kernels.native.operations import NativeLayer, NativeOperations, NativeProjection
+from specdec.kernels.native.packed_quantized import GROUP
+from specdec.kernels.native.target import NativeTarget
+from specdec.kernels.native.walks import NativeWalks
+from specdec.kernels.reference import elementwise as elementwise_reference
+from specdec.kernels.reference import grouped_lora as grouped_lora_reference
+from specdec.kernels.reference import kv_copy as kv_copy_reference
+from specdec.kernels.reference import logit_filters as logit_filters_reference
+from specdec.kernels.reference import rotary_store as rotary_store_reference
+from specdec.kernels.reference import tree_attention as tree_attention_reference
+from specdec.kernels.reference.block_walk import walk_block
+from specdec.kernels.reference.coupled_walk import coupled_walk
+from specdec.kernels.reference.host_walks import host_walk, tree_walk
+from specdec.kernels.reference.projection import Projection
+from specdec.kernels.reference.rejection_walk import walk_rejection
+from specdec.kernels.reference.sampling import HostSampling
+from specdec.kernels.triton.walks import DeviceWalks
+from specdec.kernels.types.adapters import AdapterBank, GroupedLoRA
+from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.fused import (
     BlockWeights,
     DraftingCache,
     FusedDrafting,
@@ -34,20 +43,10 @@ from specdec.kernels.fused import (
     TargetCache,
     TargetWeights,
 )
-from specdec.kernels.host_sampling import HostSampling
-from specdec.kernels.host_walks import host_walk, tree_walk
-from specdec.kernels.native_adapters import NativeAdapters
-from specdec.kernels.native_drafting import NativeBlockDrafting, NativeDrafting
-from specdec.kernels.native_library import NOT_BUILT, Library, library_file
-from specdec.kernels.native_operations import NativeLayer, NativeOperations, NativeProjection
-from specdec.kernels.native_target import NativeTarget
-from specdec.kernels.native_walks import NativeWalks
-from specdec.kernels.packed_quantized import GROUP
-from specdec.kernels.projection import Product, Projection
-from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
-from specdec.kernels.rejection_walk_reference import walk_rejection
-from specdec.kernels.settings import KernelChoice, Quantization
-from specdec.kernels.types import DTYPES, Acceptance, Candidates, NoiseRows, NoiseSource, Stream, TopK
+from specdec.kernels.types.product import Product
+from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
+from specdec.kernels.types.settings import KernelChoice, Quantization
+from specdec.kernels.types.types import DTYPES, Acceptance, Candidates, NoiseRows, NoiseSource, Stream, TopK
 
 logger = logging.getLogger(__name__)
 
@@ -297,7 +296,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         raise ValueError(f"the triton kernels take float32, bfloat16 and float16, not {dtype}; use kernels 'torch'")
     if device.type != "cuda" and not knobs.runtime.interpret:
         raise ValueError(f"the triton kernels run on {device} in Triton's interpreter alone; set TRITON_INTERPRET=1")
-    from specdec.kernels import (
+    from specdec.kernels.triton import (
         block_walk,
         elementwise,
         grouped_lora,
@@ -310,9 +309,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         rotary_store,
         tree_attention,
     )
-    from specdec.kernels import (
-        tree_walk as tree_walk_kernel,
-    )
+    from specdec.kernels.triton import tree_walk as tree_walk_kernel
 
     def argmax(scores: Tensor, noise: NoiseRows) -> Tensor:
         return gumbel_argmax.gumbel_argmax(scores, noise.columns(scores.device))

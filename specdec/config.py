@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from specdec.core.outputs import LogprobsMode
 from specdec.core.request_limits import RequestLimits
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.kernels.settings import (
+from specdec.kernels.types.settings import (
     MAX_WHOLE,
     KernelChoice,
     KVCacheDtype,

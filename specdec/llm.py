@@ -11,6 +11,13 @@ from typing import Any, Self, Unpack
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from specdec.building.draft_loader import load_drafts
+from specdec.building.engine_builder import EngineBuilder
+from specdec.building.host_memory import check_memory
+from specdec.building.rank_loader import kernels_of, load_target, rank_config
+from specdec.building.ranks import ranks_of
+from specdec.building.resolved_config import resolved_config
+from specdec.building.vllm_keywords import FOREIGN_CALL, FOREIGN_SEARCH, LLMKeywords, own_settings
 from specdec.config import AUTO, NGRAM
 from specdec.core.device import on_device
 from specdec.core.engine_stats import EngineStats
@@ -24,18 +31,11 @@ from specdec.core.request import RequestGroup
 from specdec.core.sampling_params import BeamSearchParams, SamplingParams
 from specdec.engine.adapters import EngineAdapters
 from specdec.engine.beam_search import BeamRequest, BeamSearch, run_searches
-from specdec.engine.draft_loader import load_drafts
-from specdec.engine.engine_builder import EngineBuilder
-from specdec.engine.host_memory import check_memory
 from specdec.engine.prompts import Prompt, one_each, prompt_batch
-from specdec.engine.rank_loader import kernels_of, load_target, rank_config
-from specdec.engine.ranks import ranks_of
 from specdec.engine.request_maker import RequestMaker
 from specdec.engine.request_ring import RequestRing
-from specdec.engine.resolved_config import resolved_config
 from specdec.engine.shared_engine import SharedEngine
-from specdec.engine.vllm_keywords import FOREIGN_CALL, FOREIGN_SEARCH, LLMKeywords, own_settings
-from specdec.kernels.settings import check_call
+from specdec.kernels.types.settings import check_call
 from specdec.kv_transfer.cache_identity import checkpoint_identity, identity
 from specdec.models.hub import checkpoint_path, shown_path
 from specdec.models.llama import read_llama_config

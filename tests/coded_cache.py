@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from specdec.kernels import kv_entries
+from specdec.kernels.types import kv_entries
 
 # Bytes that nothing has written: as stored scales and as 8-bit floats they are NaN.
 UNWRITTEN = 255

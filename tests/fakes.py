@@ -18,8 +18,8 @@ from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.heads.edge_scorers import DominoConfig, MarkovConfig, SelectorConfig
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.tree import ROOT, DraftTree
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.tree import ROOT, DraftTree
 
 TINY = {
     "vocab_size": 97,

@@ -14,12 +14,12 @@ from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, HeadConfig, TargetParts
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.linear import Linear
 from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, fuse_layer, split_layer
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.linear import Linear
 from specdec.models.llama import LlamaModel
-from specdec.train_eagle.training_kind import UNROLLED, TrainingKind, initialise, layer_config
+from specdec.train_eagle.training.training_kind import UNROLLED, TrainingKind, initialise, layer_config
 
 LAYER = "layers.0."
 

@@ -6,13 +6,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specdec.kernels import gumbel_argmax_reference, perturbed_top_k_reference, tree_walk_reference
-from specdec.kernels.block_walk_reference import block_walk
-from specdec.kernels.coupled_walk import coupled_walk
-from specdec.kernels.device_walks import DeviceWalks
 from specdec.kernels.kernel_set import torch_kernels
-from specdec.kernels.rejection_walk_reference import rejection_walk
-from specdec.kernels.types import Candidates, NoiseRows, Stream, TopK
+from specdec.kernels.reference import gumbel_argmax as gumbel_argmax_reference
+from specdec.kernels.reference import perturbed_top_k as perturbed_top_k_reference
+from specdec.kernels.reference import tree_walk as tree_walk_reference
+from specdec.kernels.reference.block_walk import block_walk
+from specdec.kernels.reference.coupled_walk import coupled_walk
+from specdec.kernels.reference.rejection_walk import rejection_walk
+from specdec.kernels.triton.walks import DeviceWalks
+from specdec.kernels.types.types import Candidates, NoiseRows, Stream, TopK
 from specdec.verify.noise import GumbelNoise
 
 TORCH = torch_kernels(GumbelNoise(torch.device("cpu")))

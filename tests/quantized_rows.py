@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels.quantized_tensor import NESTED_INPUTS, Nested, NumberKind, OffsetKind, QuantizedRows
+from specdec.kernels.types.quantized_tensor import NESTED_INPUTS, Nested, NumberKind, OffsetKind, QuantizedRows
 
 # Bytes of a block of each GGUF format, its inputs, and where its float16 lie.
 GGUF_BLOCKS = {

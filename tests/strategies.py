@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.speculation import Speculation
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.kernels.tree import ROOT, DraftTree
+from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.verify.sampling import Sampling
 
 seeds = st.integers(0, 2**32 - 1)

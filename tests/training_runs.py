@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from specdec import LLM, SamplingParams
-from specdec.train_eagle.preparation import prepare
+from specdec.train_eagle.data.preparation import prepare
 from specdec.train_eagle.program import main as program
-from specdec.train_eagle.read_config import read_config
-from specdec.train_eagle.train_config import TrainConfig
-from specdec.train_eagle.training_state import SavedRun, saved_run
+from specdec.train_eagle.training.read_config import read_config
+from specdec.train_eagle.training.train_config import TrainConfig
+from specdec.train_eagle.training.training_state import SavedRun, saved_run
 from tests.word_llama import WORDS, save_word_llama
 
 REPOSITORY = Path(__file__).parents[1]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specdec.kernels.tree import ROOT, DraftTree
+from specdec.kernels.types.tree import ROOT, DraftTree
 
 
 def chain_of(tokens: Sequence[int]) -> DraftTree:

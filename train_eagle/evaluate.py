@@ -10,8 +10,8 @@ from specdec.cli.model_options import Model
 from specdec.cli.options import Verbose, options_for, with_options
 from specdec.config import DEMO, default_shape
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.train_eagle.data.stage_settings import EvaluateSettings
 from specdec.train_eagle.stage_command import let_threads_sleep, need_extra, run_stage
-from specdec.train_eagle.stage_settings import EvaluateSettings
 
 # Columns where the output is no terminal.
 WIDTH = 140
@@ -54,11 +54,11 @@ def evaluate(
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
     from rich.console import Console
 
+    from specdec.building.named_checkpoints import head_path
     from specdec.core.device import resolve_device
-    from specdec.engine.named_checkpoints import head_path
     from specdec.models.hub import checkpoint_path
-    from specdec.train_eagle.conversations import BadData
-    from specdec.train_eagle.head_evaluation import evaluate as measure
+    from specdec.train_eagle.data.conversations import BadData
+    from specdec.train_eagle.evaluation.head_evaluation import evaluate as measure
 
     bad = BadData(given.strict)
     shape = replace(default_shape(resolve_device("auto").type), **given_shape)

@@ -6,8 +6,8 @@ from typing import Any
 import typer
 
 from specdec.cli.options import Verbose, options_for, with_options
+from specdec.train_eagle.data.stage_settings import ExportSettings
 from specdec.train_eagle.stage_command import need_extra, run_stage
-from specdec.train_eagle.stage_settings import ExportSettings
 
 
 @with_options(ExportSettings, defaults={})
@@ -30,8 +30,8 @@ def export(
 
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
     from specdec.models.hub import checkpoint_path
-    from specdec.train_eagle.evaluation import Evaluation
-    from specdec.train_eagle.head_export import export_folder, from_folder, from_run
+    from specdec.train_eagle.evaluation.evaluation import Evaluation
+    from specdec.train_eagle.training.head_export import export_folder, from_folder, from_run
 
     evaluation = Evaluation.read(given.evaluation) if given.evaluation else None
     notes = _text(given.notes) if given.notes else None

@@ -7,8 +7,8 @@ import typer
 from specdec.cli.model_options import Model
 from specdec.cli.options import Verbose, options_for, with_options
 from specdec.config import DEMO
+from specdec.train_eagle.data.stage_settings import PrepareSettings
 from specdec.train_eagle.stage_command import need_extra, run_stage
-from specdec.train_eagle.stage_settings import PrepareSettings
 
 
 @with_options(PrepareSettings, defaults={})
@@ -35,8 +35,8 @@ def prepare(
 
     from specdec.models.hub import checkpoint_path
     from specdec.models.tokenizer import load_pretrained
-    from specdec.train_eagle.chat_mask import preview
-    from specdec.train_eagle.preparation import prepare as fill
+    from specdec.train_eagle.data.chat_mask import preview
+    from specdec.train_eagle.data.preparation import prepare as fill
 
     folder = checkpoint_path(model or DEMO / "target", weights=False)
     try:

@@ -6,8 +6,8 @@ import typer
 
 from specdec.cli.model_options import OWNERS, SHOWN_DEFAULTS, Model, ModelOptions
 from specdec.cli.options import Verbose, options_for, with_options
+from specdec.train_eagle.data.stage_settings import RegenerateSettings
 from specdec.train_eagle.stage_command import need_extra, run_stage
-from specdec.train_eagle.stage_settings import RegenerateSettings
 
 # Answers are made in large batches.
 SEATS = 128
@@ -49,7 +49,7 @@ def regenerate(
     need_extra("regenerate")
 
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
-    from specdec.train_eagle.regeneration import regenerate_file
+    from specdec.train_eagle.data.regeneration import regenerate_file
 
     done = regenerate_file(model_options, given)
     for line in done.lines:

@@ -7,7 +7,7 @@ import typer
 
 from specdec.cli.options import Verbose, options_for, with_options
 from specdec.train_eagle.stage_command import let_threads_sleep, need_extra, run_stage
-from specdec.train_eagle.train_config import TrainConfig
+from specdec.train_eagle.training.train_config import TrainConfig
 
 
 @with_options(TrainConfig, defaults={"data": "the file's", "out": "the file's"})
@@ -39,8 +39,8 @@ def train(
 
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
     from specdec.core.out_of_memory import explained_shortage
-    from specdec.train_eagle.read_config import read_config
-    from specdec.train_eagle.train_run import Run
+    from specdec.train_eagle.training.read_config import read_config
+    from specdec.train_eagle.training.train_run import Run
 
     with explained_shortage("lower batch_tokens, or take a smaller target or head"):
         received = Run(read_config(given, config)).train()

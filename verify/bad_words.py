@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.kernels.upload import upload
+from specdec.kernels.types.upload import upload
 
 Ids = NDArray[np.int64]
 

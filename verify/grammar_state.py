@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specdec.kernels.integers import ceil_div
+from specdec.kernels.types.integers import ceil_div
 
 if TYPE_CHECKING:
     # Loaded with the first structured request.

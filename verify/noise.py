@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.kernels.types import NoiseKey, NoiseMaker, Stream
+from specdec.kernels.types.types import NoiseKey, NoiseMaker, Stream
 from specdec.verify.sampling import Context
 
 

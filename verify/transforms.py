@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.upload import upload
+from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.upload import upload
 from specdec.verify.grammar_state import GrammarState
 from specdec.verify.sampling import Context
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.kernels.draft_trees import DraftTrees
-from specdec.kernels.integers import ceil_div
-from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
-from specdec.kernels.tree import TreeRow, split_words
-from specdec.kernels.upload import upload
+from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
+from specdec.kernels.types.tree import TreeRow, split_words
+from specdec.kernels.types.upload import upload
 
 
 @dataclass(frozen=True)

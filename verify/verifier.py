@@ -7,9 +7,9 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.types import Acceptance, NoiseKey, NoiseRows
+from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.types import Acceptance, NoiseKey, NoiseRows
 from specdec.verify.noise import noise_key
 from specdec.verify.sampling import Context
 from specdec.verify.transforms import NodeRows, processed_logits

@@ -19,10 +19,10 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from benchmarks.gpu.batch import random_batch, random_tree
 from benchmarks.gpu.race import BOUNDS, Case, Peer, Subject
 from benchmarks.gpu.sizes import Sizes
-from specdec.kernels import tree_attention_reference
-from specdec.kernels.ragged_rows import RaggedRows
-from specdec.kernels.tree import DraftTree
-from specdec.kernels.tree_attention import tree_attention
+from specdec.kernels.reference import tree_attention as tree_attention_reference
+from specdec.kernels.triton.tree_attention import tree_attention
+from specdec.kernels.types.ragged_rows import RaggedRows
+from specdec.kernels.types.tree import DraftTree
 
 QUERY_SCALE = 3
 # By peer the backends that it may take: those with masks, on a CPU flash attention; not the one that keeps all scores.

@@ -5,9 +5,9 @@ import random
 import torch
 
 from specdec import DraftShape
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.integers import ceil_div
-from specdec.kernels.tree import ROOT, DraftTree, TreeRow
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.tree import ROOT, DraftTree, TreeRow
 from specdec.verify.tree_batch import TreeBatch
 
 # Of the children's chances: so that the trees have some nodes in each of six levels, most in the middle ones.

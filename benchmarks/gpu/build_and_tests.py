@@ -12,7 +12,7 @@ import time
 from rich.table import Table
 
 from benchmarks.gpu.stage import Stage
-from specdec.kernels.native_library import library_file
+from specdec.kernels.native.library import library_file
 
 # Seconds of each part; what one leaves is the next ones'.
 SHARES = {"build": 80, "tests": 220, "memcheck": 130, "racecheck": 90}

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from benchmarks.gpu.batch import path_of
 from benchmarks.gpu.cycle_sizes import MODES, STEPS_BEFORE, Sizes
 from specdec import DraftShape, SamplingParams
+from specdec.building.engine_builder import EngineBuilder
 from specdec.config import EngineConfig
 from specdec.core.detokenizer import Detokenizer
 from specdec.core.device import name_of
@@ -25,12 +26,11 @@ from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.heads.readout import MatrixReadout
+from specdec.draft_heads.llama.linear import prepare_for_inference
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.engine.engine_builder import EngineBuilder
 from specdec.kernels.kernel_set import choose_kernels
-from specdec.kernels.linear import prepare_for_inference
-from specdec.kernels.projection import Projection
-from specdec.kernels.types import Acceptance
+from specdec.kernels.reference.projection import Projection
+from specdec.kernels.types.types import Acceptance
 from specdec.models.llama import LlamaModel
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.verify.noise import GumbelNoise

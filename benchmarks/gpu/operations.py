@@ -11,22 +11,20 @@ from torch.nn import functional as F
 from benchmarks.gpu.batch import path_of, random_batch, random_tree
 from benchmarks.gpu.race import BOUNDS, EXACT, Case, Peer, Subject
 from benchmarks.gpu.sizes import Sizes
-from specdec.kernels import (
-    elementwise_reference,
-    gumbel_argmax_reference,
-    kv_copy_reference,
-    logit_filters_reference,
-    perturbed_top_k_reference,
-    rotary_store_reference,
-)
-from specdec.kernels.elementwise import add_rms_norm, rms_norm, silu_and_mul
-from specdec.kernels.gumbel_argmax import gumbel_argmax
-from specdec.kernels.kv_copy import copy_between, copy_blocks, move_kv
-from specdec.kernels.logit_filters import filter_logits
-from specdec.kernels.perturbed_top_k import perturbed_top_k
-from specdec.kernels.pinned_memory import host_empty
-from specdec.kernels.rotary_store import rotary_store
-from specdec.kernels.types import NoiseColumns
+from specdec.kernels.reference import elementwise as elementwise_reference
+from specdec.kernels.reference import gumbel_argmax as gumbel_argmax_reference
+from specdec.kernels.reference import kv_copy as kv_copy_reference
+from specdec.kernels.reference import logit_filters as logit_filters_reference
+from specdec.kernels.reference import perturbed_top_k as perturbed_top_k_reference
+from specdec.kernels.reference import rotary_store as rotary_store_reference
+from specdec.kernels.triton.elementwise import add_rms_norm, rms_norm, silu_and_mul
+from specdec.kernels.triton.gumbel_argmax import gumbel_argmax
+from specdec.kernels.triton.kv_copy import copy_between, copy_blocks, move_kv
+from specdec.kernels.triton.logit_filters import filter_logits
+from specdec.kernels.triton.perturbed_top_k import perturbed_top_k
+from specdec.kernels.triton.rotary_store import rotary_store
+from specdec.kernels.types.pinned_memory import host_empty
+from specdec.kernels.types.types import NoiseColumns
 
 EPS = 1e-5
 # Best children of a node.

@@ -11,12 +11,14 @@ from torch import Tensor
 from benchmarks.gpu.batch import random_tree
 from benchmarks.gpu.race import EXACT, Case, Peer, Subject
 from benchmarks.gpu.sizes import Sizes
-from specdec.kernels import block_walk_reference, rejection_walk_reference, tree_walk_reference
-from specdec.kernels.block_walk import block_walk
-from specdec.kernels.rejection_walk import rejection_walk
-from specdec.kernels.tree import ROOT, DraftTree
-from specdec.kernels.tree_walk import tree_walk
-from specdec.kernels.types import DraftProbs, NoiseColumns, PackedTrees
+from specdec.kernels.reference import block_walk as block_walk_reference
+from specdec.kernels.reference import rejection_walk as rejection_walk_reference
+from specdec.kernels.reference import tree_walk as tree_walk_reference
+from specdec.kernels.triton.block_walk import block_walk
+from specdec.kernels.triton.rejection_walk import rejection_walk
+from specdec.kernels.triton.tree_walk import tree_walk
+from specdec.kernels.types.tree import ROOT, DraftTree
+from specdec.kernels.types.types import DraftProbs, NoiseColumns, PackedTrees
 
 # Chance that the target emits a child's token, so that paths grow long.
 ACCEPTED = 0.85

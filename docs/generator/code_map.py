@@ -28,9 +28,10 @@ def sources() -> dict[str, Path]:
 
 
 def room_of(module: str) -> str | None:
-    """Return the room a module lies in, such as `specdec/cache` or `kernels`.
+    """Return the room a module lies in, such as `specdec/cache` or `verify`.
 
-    The package itself and `python -m specdec` are the entrance and lie in none.
+    Modules beside the rooms of a linked layer lie in one with the layer's name. The package itself and
+    `python -m specdec` are the entrance and lie in none.
     """
     parts = module.split(".")
     if len(parts) == 1 or parts[1] == "__main__":
@@ -89,7 +90,7 @@ def drawing() -> str:
             lines.append(f'  {layer}["{layer}/"]')
             continue
         lines.append(f'  subgraph {layer}_layer ["{layer}/"]')
-        lines += [f"    {_identifier(room)}[{room.split('/')[1]}]" for room in own]
+        lines += [f"    {_identifier(room)}[{room.split('/')[-1]}]" for room in own]
         lines.append("  end")
     lines += [f"  {_identifier(one)} --> {_identifier(other)}" for one, other in _reduced(arrows)]
     return "\n".join([*lines, "```"])

@@ -13,7 +13,7 @@ from specdec.core.request_limits import RequestLimits
 from specdec.core.sampling_params import BeamSearchParams, SamplingParams
 from specdec.core.speculation import Speculation
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.kernels.settings import settings_of
+from specdec.kernels.types.settings import settings_of
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.train_eagle.program import app
 

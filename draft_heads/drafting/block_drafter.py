@@ -19,14 +19,14 @@ from specdec.draft_heads.heads.edge_scorers import CANDIDATES
 from specdec.draft_heads.heads.readout import MatrixReadout, Readout
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
-from specdec.kernels.adapters import AdapterBank
-from specdec.kernels.fused import DraftingCache, FusedDrafting
-from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.ragged_rows import WORD_BITS
-from specdec.kernels.tree import split_words
-from specdec.kernels.types import Candidates, NoiseKey, Stream, TopK
-from specdec.kernels.upload import upload
+from specdec.kernels.types.adapters import AdapterBank
+from specdec.kernels.types.fused import DraftingCache, FusedDrafting
+from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.ragged_rows import WORD_BITS
+from specdec.kernels.types.tree import split_words
+from specdec.kernels.types.types import Candidates, NoiseKey, Stream, TopK
+from specdec.kernels.types.upload import upload
 from specdec.verify.transforms import NodeRows, processed_logits
 
 

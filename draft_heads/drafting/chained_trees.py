@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 
 from specdec.draft_heads.drafting.chains import ChainNodes
-from specdec.kernels.device_trees import DeviceNodes, DeviceTrees
-from specdec.kernels.draft_trees import DraftTrees, HostTrees
-from specdec.kernels.tree import NO_DRAFTS, DraftTree
-from specdec.kernels.types import ROOT
+from specdec.kernels.types.device_trees import DeviceNodes, DeviceTrees
+from specdec.kernels.types.draft_trees import DraftTrees, HostTrees
+from specdec.kernels.types.tree import NO_DRAFTS, DraftTree
+from specdec.kernels.types.types import ROOT
 
 
 def add_chains(trees: DraftTrees, chains: Sequence[ChainNodes | None], device: torch.device) -> DraftTrees:

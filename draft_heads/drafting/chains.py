@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-# The parent of a root's children, as in `kernels.types`, which imports torch.
+# The parent of a root's children, as in `kernels.types.types`, which imports torch.
 ROOT = -1
 # Longest match that is told apart from longer ones.
 LONGEST_MATCH = 8

@@ -11,12 +11,12 @@ from specdec.draft_heads.drafting.draft_levels import DraftLevels
 from specdec.draft_heads.drafting.row_sampling import RowSampling
 from specdec.draft_heads.drafting.tree_draw import TreeDraw
 from specdec.draft_heads.drafting.tree_search import TreeSearch
-from specdec.kernels.adapters import AdapterBuffer, fill_adapted
-from specdec.kernels.attention_plan import AttentionGeometry, Plan, chip_of
-from specdec.kernels.integers import ceil_div, next_power_of_2
-from specdec.kernels.plan_buffer import Capture, PlanBuffer, PlanCapacity, fill_plan
-from specdec.kernels.tree_attention import plan_of
-from specdec.kernels.types import NoiseColumns, NoiseRows
+from specdec.kernels.triton.attention_plan import AttentionGeometry, Plan, chip_of
+from specdec.kernels.triton.plan_buffer import Capture, PlanBuffer, PlanCapacity, fill_plan
+from specdec.kernels.triton.tree_attention import plan_of
+from specdec.kernels.types.adapters import AdapterBuffer, fill_adapted
+from specdec.kernels.types.integers import ceil_div, next_power_of_2
+from specdec.kernels.types.types import NoiseColumns, NoiseRows
 
 Grown = TypeVar("Grown")
 

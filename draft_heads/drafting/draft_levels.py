@@ -9,13 +9,13 @@ from torch import Tensor
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.drafting.row_sampling import RowSampling
 from specdec.draft_heads.drafting.tree_search import Frontier
-from specdec.kernels.adapters import ADAPTED, AdapterRows
-from specdec.kernels.attention_plan import AttentionGeometry, Plan
-from specdec.kernels.integers import ceil_div
-from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
-from specdec.kernels.tree import split_words
-from specdec.kernels.types import NoiseKey, NoiseRows
-from specdec.kernels.upload import upload
+from specdec.kernels.triton.attention_plan import AttentionGeometry, Plan
+from specdec.kernels.types.adapters import ADAPTED, AdapterRows
+from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
+from specdec.kernels.types.tree import split_words
+from specdec.kernels.types.types import NoiseKey, NoiseRows
+from specdec.kernels.types.upload import upload
 from specdec.verify.tree_batch import pad_block_tables, slots_of
 
 

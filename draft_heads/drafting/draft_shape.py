@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from specdec.kernels.settings import check_settings, checked_keywords, setting
+from specdec.kernels.types.settings import check_settings, checked_keywords, setting
 
 
 @checked_keywords()

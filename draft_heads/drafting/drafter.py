@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from specdec.kernels.draft_trees import DraftTrees, HostTrees
+from specdec.kernels.types.draft_trees import DraftTrees, HostTrees
 from specdec.verify.sampling import Context
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.upload import upload
+from specdec.kernels.types.upload import upload
 from specdec.verify.sampling import Sampling
 
 

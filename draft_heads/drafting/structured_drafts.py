@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from specdec.draft_heads.drafting.chains import LONGEST_MATCH, Chain, ChainRates
-from specdec.kernels.draft_trees import DraftTrees, HostTrees
-from specdec.kernels.tree import ROOT, DraftTree
+from specdec.kernels.types.draft_trees import DraftTrees, HostTrees
+from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.verify.grammar_state import GrammarState
 from specdec.verify.sampling import Context
 

@@ -14,14 +14,14 @@ from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
 from specdec.draft_heads.drafting.tree_search import Frontier, TreeSearch
 from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.heads.readout import Readout
-from specdec.kernels.adapters import AdapterBank
-from specdec.kernels.draft_trees import DraftTrees, HostTrees
-from specdec.kernels.fused import DraftingRow, FusedDrafting
-from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.ragged_rows import RaggedRows
-from specdec.kernels.types import Candidates, NoiseKey, Stream, TopK
-from specdec.kernels.upload import upload
+from specdec.kernels.types.adapters import AdapterBank
+from specdec.kernels.types.draft_trees import DraftTrees, HostTrees
+from specdec.kernels.types.fused import DraftingRow, FusedDrafting
+from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.ragged_rows import RaggedRows
+from specdec.kernels.types.types import Candidates, NoiseKey, Stream, TopK
+from specdec.kernels.types.upload import upload
 from specdec.verify.noise import noise_key
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree_batch import pad_block_tables, slots_of
@@ -30,7 +30,7 @@ from specdec.verify.verifier import noise_keys
 if TYPE_CHECKING:
     # Importing it imports Triton, which an engine on plain torch does not need.
     from specdec.draft_heads.drafting.draft_graphs import DraftGraphs, LoopGraphs
-    from specdec.kernels.plan_buffer import Capture
+    from specdec.kernels.triton.plan_buffer import Capture
 
 # What the loop over levels carries from one level to the next.
 State = TypeVar("State")

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_search import Frontier, TreeLevels
-from specdec.kernels.device_trees import NO_PROBS, DeviceNodes, DeviceTrees, NodeColumns
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.tree import ROOT, DraftTree
-from specdec.kernels.types import DraftProbs
+from specdec.kernels.types.device_trees import NO_PROBS, DeviceNodes, DeviceTrees, NodeColumns
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.tree import ROOT, DraftTree
+from specdec.kernels.types.types import DraftProbs
 
 
 class DrawSizes(NamedTuple):

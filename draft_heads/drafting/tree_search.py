@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.device_trees import DeviceNodes, DeviceTrees, NodeColumns
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.tree import ROOT, DraftTree
-from specdec.kernels.upload import upload
+from specdec.kernels.types.device_trees import DeviceNodes, DeviceTrees, NodeColumns
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.tree import ROOT, DraftTree
+from specdec.kernels.types.upload import upload
 
 
 class Frontier(NamedTuple):

@@ -17,10 +17,10 @@ from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.formats.tap_ids import TapIds
 from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, HeadConfig, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, allocate, check_finite, fill
+from specdec.draft_heads.llama.linear import prepare_for_inference
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import fuse_layer
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.linear import prepare_for_inference
 
 C = TypeVar("C", bound=HeadConfig)
 H = TypeVar("H", bound=FeatureHead)
@@ -133,7 +133,7 @@ class LoadedHead(NamedTuple):
         draft: head and readout.
         description: the description that it was built from.
         other: the same weights reading the layers that the folder's ids mean if they are counted the other way; None
-            where the counting is certain. `specdec.engine.tap_probe` decides.
+            where the counting is certain. `specdec.building.tap_probe` decides.
     """
 
     draft: DraftModel

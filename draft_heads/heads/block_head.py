@@ -19,13 +19,13 @@ from specdec.draft_heads.heads.edge_scorers import (
     SelectorConfig,
     SelectorScorer,
 )
+from specdec.draft_heads.llama.linear import Linear
 from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.elementwise_reference import rms_norm
-from specdec.kernels.fused import BlockWeights, FeatureWeights
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.linear import Linear
-from specdec.kernels.projection import Product
+from specdec.kernels.reference.elementwise import rms_norm
+from specdec.kernels.types.fused import BlockWeights, FeatureWeights
+from specdec.kernels.types.product import Product
 
 
 @dataclass(frozen=True)

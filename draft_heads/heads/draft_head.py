@@ -11,9 +11,9 @@ from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, new_embedding, split_layer
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.adapters import AdapterBank
-from specdec.kernels.fused import FeatureWeights, HeadWeights
-from specdec.kernels.projection import Product
+from specdec.kernels.types.adapters import AdapterBank
+from specdec.kernels.types.fused import FeatureWeights, HeadWeights
+from specdec.kernels.types.product import Product
 
 
 class TargetOutput(NamedTuple):

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig
+from specdec.draft_heads.llama.linear import Linear
 from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.fused import FeatureWeights, HeadWeights
-from specdec.kernels.linear import Linear
-from specdec.kernels.projection import Product
+from specdec.kernels.types.fused import FeatureWeights, HeadWeights
+from specdec.kernels.types.product import Product
 
 
 @dataclass(frozen=True)

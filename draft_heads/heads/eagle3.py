@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig, TargetOutput
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.linear import Linear
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, DecoderLayer, LlamaLayer, RMSNorm
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.elementwise_reference import rms_norm
-from specdec.kernels.fused import FeatureWeights, HeadWeights
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.linear import Linear
-from specdec.kernels.projection import Product
+from specdec.kernels.reference.elementwise import rms_norm
+from specdec.kernels.types.fused import FeatureWeights, HeadWeights
+from specdec.kernels.types.product import Product
 
 
 @dataclass(frozen=True)

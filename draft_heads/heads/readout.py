@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdec.draft_heads.llama.checkpoint_files import first_line
-from specdec.kernels.projection import Product
-from specdec.kernels.types import Candidates
+from specdec.kernels.types.product import Product
+from specdec.kernels.types.types import Candidates
 
 
 class Readout(Protocol):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.draft_heads.llama.unreadable_files import missing_path
-from specdec.kernels.quantized_tensor import QuantizedTensor
+from specdec.kernels.types.quantized_tensor import QuantizedTensor
 
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 

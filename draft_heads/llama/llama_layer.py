@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, fuse
+from specdec.draft_heads.llama.linear import Linear, prepare_for_inference
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.elementwise_reference import add_rms_norm, rms_norm, silu_and_mul
-from specdec.kernels.fused import FusedLayer, LayerWeights
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.linear import Linear, prepare_for_inference
-from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.reference.elementwise import add_rms_norm, rms_norm, silu_and_mul
+from specdec.kernels.types.fused import FusedLayer, LayerWeights
+from specdec.kernels.types.ragged_rows import RaggedRows
 
 
 class Attention(Protocol):

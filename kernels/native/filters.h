@@ -1,4 +1,4 @@
-/* min_p, top_k and top_p of rows of scores: what `logit_filters_reference.py` keeps. Weights are float32, their sums
+/* min_p, top_k and top_p of rows of scores: what `reference/logit_filters.py` keeps. Weights are float32, their sums
    float64 in the order of the row, rounded to float32 where they are compared. */
 
 enum { MOST_GROUPS = 1024, FEW = 16, FILTERED_AT_ONCE = 1 << 13 };

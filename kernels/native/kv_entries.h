@@ -1,5 +1,5 @@
 /* Numbers of the cache, in 8 bits too: codes, whose scales are the checkpoint's, or without them 1 for 8-bit floats,
-   and for int8 a bfloat16 for each head behind a slot's codes. See `kv_entries.py`. */
+   and for int8 a bfloat16 for each head behind a slot's codes. See `types/kv_entries.py`. */
 
 typedef uint8_t vb __attribute__((vector_size(LANES)));
 

@@ -1,4 +1,4 @@
-/* Arguments of the operations. `native_library.py` declares the same structures; every number is a 64-bit integer, so
+/* Arguments of the operations. `library.py` declares the same structures; every number is a 64-bit integer, so
    that no padding can differ. Rows are packed as in `RaggedRows`; its docstring says what each row sees. */
 #ifndef SPECDEC_NATIVE_H
 #define SPECDEC_NATIVE_H

@@ -1,4 +1,4 @@
-/* The walk of the coupled rule, and those of the rejection rules, as `rejection_walk_reference.py` and `block_walk_reference.py` say them.
+/* The walk of the coupled rule, and those of the rejection rules, as `reference/rejection_walk.py` and `reference/block_walk.py` say them.
    Weights e^(score - highest) are float32; sums, quotients and differences float64. */
 
 /* Weights of tokens and their sum. */

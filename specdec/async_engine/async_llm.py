@@ -35,6 +35,8 @@ from specdec.async_engine.messages import (
 from specdec.async_engine.request_stream import RequestStream
 from specdec.async_engine.supervisor import Supervisor
 from specdec.async_engine.text_lanes import SHORT_TEXT, TextLanes
+from specdec.building.resolved_config import resolved_config
+from specdec.building.vllm_keywords import LLMKeywords, own_settings
 from specdec.config import AUTO, EngineConfig
 from specdec.core.engine_stats import EngineStats
 from specdec.core.lora_request import LoRARequest, with_whole_path
@@ -44,9 +46,7 @@ from specdec.core.sampling_params import SamplingParams
 from specdec.engine.prompts import PlainPrompt, Prompt, read_prompt
 from specdec.engine.request_maker import RequestMaker
 from specdec.engine.request_texts import num_characters
-from specdec.engine.resolved_config import resolved_config
-from specdec.engine.vllm_keywords import LLMKeywords, own_settings
-from specdec.kernels.settings import check_call, check_text
+from specdec.kernels.types.settings import check_call, check_text
 from specdec.models.hub import checkpoint_path
 from specdec.models.llama import read_llama_config
 from specdec.scheduling.scheduler import QueueFullError

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
+from specdec.building.llm_settings import LLMSettings
 from specdec.core.choices import ChoiceScore
 from specdec.core.engine_stats import EngineStats
 from specdec.core.lora_request import LoRARequest
 from specdec.core.outputs import Logprob, RequestMetrics, Segment, SpeculationStats, Step
 from specdec.core.sampling_params import SamplingParams
-from specdec.engine.llm_settings import LLMSettings
 
 # Messages that may wait on either side of a connection. Further news are merged.
 MOST_MESSAGES = 16

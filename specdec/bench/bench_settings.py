@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
-from specdec.kernels.settings import check_settings, setting
+from specdec.kernels.types.settings import check_settings, setting
 
 
 @dataclass(frozen=True)

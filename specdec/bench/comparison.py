@@ -14,11 +14,11 @@ from specdec.bench.mode import PLAIN, Mode
 from specdec.bench.peers import ADAPTERS, PeerMode, PeerSetup, load_peer
 from specdec.bench.prompt_file import GivenPrompt
 from specdec.bench.timed_run import Contender, EngineContender
+from specdec.building.named_checkpoints import named_target
+from specdec.building.resolved_config import DRAFT_WORDS, resolved_config
 from specdec.config import DEMO_HEADS, NGRAM, EngineConfig, default_shape, draft_names
 from specdec.core.device import resolve_device
 from specdec.core.sampling_params import SamplingParams
-from specdec.engine.named_checkpoints import named_target
-from specdec.engine.resolved_config import DRAFT_WORDS, resolved_config
 from specdec.llm import LLM
 from specdec.models.checkpoint import check_tokenizer
 from specdec.models.hub import checkpoint_path

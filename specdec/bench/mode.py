@@ -6,7 +6,7 @@ from typing import Any, get_origin
 
 from specdec.config import EngineConfig
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.kernels.settings import kinds_of, settings_of, size_in_bytes
+from specdec.kernels.types.settings import kinds_of, settings_of, size_in_bytes
 from specdec.scheduling.scheduler_config import SchedulerConfig
 
 PLAIN = "plain"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specdec.draft_heads.llama.unreadable_files import missing_path
-from specdec.kernels.settings import check_text
+from specdec.kernels.types.settings import check_text
 
 if TYPE_CHECKING:
     from specdec.llm import LLM

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec.kernels.integers import ceil_div
+from specdec.kernels.types.integers import ceil_div
 
 
 @dataclass(frozen=True)

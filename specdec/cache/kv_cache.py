@@ -9,11 +9,11 @@ from torch import Tensor
 from specdec.cache.block_moves import BlockMove, MoveKind
 from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.kernels import kv_entries
-from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.pinned_memory import host_empty
-from specdec.kernels.upload import upload
+from specdec.kernels.types import kv_entries
+from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.pinned_memory import host_empty
+from specdec.kernels.types.upload import upload
 
 
 class BlockTransfers(Protocol):
@@ -67,7 +67,8 @@ class KVCache:
     there, and no request reads it.
 
     Attributes:
-        target: `[layers, slots, 2 * kv_heads, head_dim]`, keys first; numbers, or codes as in `kernels/kv_entries.py`.
+        target: `[layers, slots, 2 * kv_heads, head_dim]`, keys first; numbers, or codes as in
+            `kernels/types/kv_entries.py`.
         draft: the same for the head's own layers and sizes; None without a head.
         features: `[slots, feature_size]`, what the head reads of each cached token; None if it reads nothing.
         target_layers: `target`, layer by layer.

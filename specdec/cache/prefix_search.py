@@ -6,7 +6,7 @@ from typing import NamedTuple
 from specdec.cache.block_pool import BlockPool
 from specdec.cache.kept_entries import KeptEntries
 from specdec.core.request import Request
-from specdec.kernels.integers import ceil_div
+from specdec.kernels.types.integers import ceil_div
 
 
 class Prefix(NamedTuple):

@@ -13,12 +13,12 @@ from specdec.bench.bench_settings import BenchSettings, LatencySettings, Through
 from specdec.bench.mode import parse_modes
 from specdec.bench.peers import parse_peers
 from specdec.bench.prompt_file import GivenPrompt, read_prompt_file
+from specdec.building.llm_settings import engine_config
 from specdec.cli.model_options import OWNERS, Chat, Model, engine_options
 from specdec.cli.options import Command, Verbose, options_for, with_options
 from specdec.config import DEMO, default_shape
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.engine.llm_settings import engine_config
 
 if TYPE_CHECKING:
     from specdec.bench.comparison import Kind

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from specdec.building.named_checkpoints import head_path
 from specdec.core.device import name_of
 from specdec.core.outputs import taus_in_words
 from specdec.draft_heads.formats.head_kind import HeadDescription
@@ -18,7 +19,6 @@ from specdec.draft_heads.formats.tap_ids import KEY, Taps
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.weight_files import has_weights, read_tensors
-from specdec.engine.named_checkpoints import head_path
 from specdec.models.checkpoint import read_settings
 from specdec.models.gguf_file import is_gguf
 from specdec.models.head_fit import check_fit

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
+from specdec.building.llm_settings import engine_config
 from specdec.cli.options import options_for
 from specdec.config import DEMO, EngineConfig, default_shape
 from specdec.core.garbage import no_collections
 from specdec.core.request_limits import RequestLimits
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.engine.llm_settings import engine_config
 from specdec.scheduling.scheduler_config import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class ModelOptions:
         from specdec.cli.startup import spinner
 
         with spinner("importing torch"):
-            from specdec.engine.resolved_config import resolved_config
+            from specdec.building.resolved_config import resolved_config
             from specdec.llm import LLM
             from specdec.models.checkpoint import check_tokenizer
 

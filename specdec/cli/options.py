@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from typer.core import TyperCommand
 
-from specdec.kernels.settings import Setting, kinds_of, settings_of
+from specdec.kernels.types.settings import Setting, kinds_of, settings_of
 
 # In the order of the help.
 PANELS = (

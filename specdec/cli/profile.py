@@ -11,6 +11,7 @@ import typer
 
 from specdec.bench.draft_profile import CALIBRATION_BINS, EDGES, DraftProfile
 from specdec.bench.prompt_file import GivenPrompt, read_prompt_file
+from specdec.building.llm_settings import engine_config
 from specdec.cli.bench import DEMO_PROMPTS
 from specdec.cli.model_options import SHOWN_DEFAULTS, Draft, Model, ModelOptions
 from specdec.cli.options import Verbose, options_for, with_options
@@ -18,7 +19,6 @@ from specdec.cli.output_files import check_writable
 from specdec.config import DEMO, EngineConfig, default_shape
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.engine.llm_settings import engine_config
 from specdec.scheduling.rank_values import FILE, write_values
 from specdec.scheduling.step_cost import Curve, StepCost
 

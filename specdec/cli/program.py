@@ -107,7 +107,7 @@ def _logging_to_stderr(name: str) -> Iterator[None]:
     logger.addHandler(handler)
     logger.setLevel(level)
     # What was chosen for the user is shown too.
-    choices = logging.getLogger("specdec.engine.resolved_config")
+    choices = logging.getLogger("specdec.building.resolved_config")
     choices.setLevel("INFO" if level == "WARNING" else "NOTSET")
     try:
         yield

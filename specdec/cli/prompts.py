@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from specdec.bench.prompt_file import GivenPrompt, read_prompt_file
-from specdec.kernels.settings import check_text
+from specdec.kernels.types.settings import check_text
 
 
 def read_prompts(argument: str | None, file: Path | None, raw: bool) -> list[GivenPrompt]:

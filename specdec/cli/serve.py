@@ -7,13 +7,13 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from specdec.building.llm_settings import engine_config
+from specdec.building.speculative_config import parse_speculative_config
 from specdec.cli.model_options import DRAFT_HELP, ENGINE_OWNERS, engine_options
 from specdec.cli.options import Verbose, options_for, with_options
 from specdec.cli.startup import spinner
 from specdec.config import AUTO, DEMO, default_shape
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.engine.llm_settings import engine_config
-from specdec.engine.speculative_config import parse_speculative_config
 from specdec.kv_transfer.kv_transfer_config import Role
 from specdec.scheduling.scheduler_config import Policy
 from specdec.server.server_settings import ServerSettings

@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, get_type_hints
 
+from specdec.building.vllm_keywords import FOREIGN_ENGINE, VLLMKeywords
 from specdec.cli.options import Command
-from specdec.engine.vllm_keywords import FOREIGN_ENGINE, VLLMKeywords
-from specdec.kernels.settings import Foreign
+from specdec.kernels.types.settings import Foreign
 
 # vLLM's short names.
 _SHORT = {

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from specdec.kernels.settings import check_text
+from specdec.kernels.types.settings import check_text
 
 # Key of the text in a content part, by the part's type.
 _TEXT_KEYS = {

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# The parent of a root's children, as in `kernels.types`, which imports torch.
+# The parent of a root's children, as in `kernels.types.types`, which imports torch.
 ROOT = -1
 
 

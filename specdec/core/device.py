@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from specdec.kernels.projection import is_bfloat16_fast
+from specdec.kernels.reference.projection import is_bfloat16_fast
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

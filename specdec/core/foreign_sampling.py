@@ -1,6 +1,6 @@
 """Sampling parameters of vLLM's, now or once, that are not supported, with the values that ask for nothing."""
 
-from specdec.kernels.settings import Foreign
+from specdec.kernels.types.settings import Foreign
 
 FOREIGN_SAMPLING = {
     "logits_processors": Foreign("use logit_bias, allowed_token_ids, bad_words or structured_outputs", ([],)),

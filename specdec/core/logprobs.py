@@ -11,9 +11,9 @@ from specdec.core.request import Request
 from specdec.core.text_stream import REPLACEMENT
 from specdec.core.token_texts import TokenTexts
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.tree import DraftTree
-from specdec.kernels.types import Acceptance
-from specdec.kernels.upload import upload
+from specdec.kernels.types.tree import DraftTree
+from specdec.kernels.types.types import Acceptance
+from specdec.kernels.types.upload import upload
 from specdec.verify.transforms import NodeRows, processed_logits
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from specdec.kernels.settings import MAX_WHOLE, check_text, checked_keywords, whole_number
+from specdec.kernels.types.settings import MAX_WHOLE, check_text, checked_keywords, whole_number
 
 
 class AdapterUser(Protocol):

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from specdec.kernels.settings import check_settings, setting
+from specdec.kernels.types.settings import check_settings, setting
 
 # Parameters that are lists, by the setting that limits each.
 _COUNTED = {

@@ -10,7 +10,7 @@ from specdec.core.foreign_sampling import FOREIGN_BEAMS, FOREIGN_SAMPLING
 from specdec.core.output_kind import RequestOutputKind
 from specdec.core.speculation import Speculation
 from specdec.core.structured_outputs import StructuredOutputsParams
-from specdec.kernels.settings import MAX_WHOLE, check_settings, check_text, checked_keywords, setting
+from specdec.kernels.types.settings import MAX_WHOLE, check_settings, check_text, checked_keywords, setting
 from specdec.verify.sampling import LEAST_TEMPERATURE
 
 _PENALTY: dict[str, Any] = {"least": -2, "most": 2}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec.core.json_schema.schema import Schema, SchemaError
-from specdec.kernels.settings import Foreign, check_settings, check_text, checked_keywords, setting
+from specdec.kernels.types.settings import Foreign, check_settings, check_text, checked_keywords, setting
 
 # Bytes of a schema up to which its keywords are checked at once; those of a longer one, where it becomes a grammar.
 _CHECKED_BYTES = 1 << 18

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from specdec.kernels.settings import check_text
+from specdec.kernels.types.settings import check_text
 
 Mode = Literal["none", "auto", "required", "named"]
 

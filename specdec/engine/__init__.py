@@ -1,1 +1,1 @@
-"""The step loop and how an engine is built."""
+"""The step loop, and the requests that enter it."""

@@ -18,8 +18,8 @@ from specdec.execution.executor import Executor
 from specdec.execution.step_order import StepOrder, StepOutcome
 from specdec.execution.worker import Worker, score_spans
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.tree import DraftTree, TreeRow
-from specdec.kernels.types import NO_TOKEN, Acceptance
+from specdec.kernels.types.tree import DraftTree, TreeRow
+from specdec.kernels.types.types import NO_TOKEN, Acceptance
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.models.lora_adapter import AdapterFiles
 from specdec.scheduling.rank_values import read_values

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Number
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from specdec.kernels.settings import Foreign, check_text, unknown_name
+from specdec.kernels.types.settings import Foreign, check_text, unknown_name
 
 
 class TextPrompt(TypedDict):

@@ -28,7 +28,7 @@ from specdec.engine.chat_tools import ChatTools
 from specdec.engine.prompts import PlainPrompt, Prompt, as_list, read_prompt
 from specdec.engine.request_texts import RequestTexts
 from specdec.engine.text_limits import Words
-from specdec.kernels.settings import MAX_WHOLE, check_text, whole_number
+from specdec.kernels.types.settings import MAX_WHOLE, check_text, whole_number
 from specdec.models.checkpoint import has_tokenizer
 from specdec.models.generation_config import GenerationConfig
 from specdec.models.grammar_compiler import GrammarCompiler

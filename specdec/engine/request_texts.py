@@ -12,7 +12,7 @@ from specdec.core.sampling_params import SamplingParams
 from specdec.engine.choice_prompts import with_choice_tokens
 from specdec.engine.prompts import PlainPrompt
 from specdec.engine.text_limits import TextLimits, Words
-from specdec.kernels.settings import check_text
+from specdec.kernels.types.settings import check_text
 from specdec.models.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

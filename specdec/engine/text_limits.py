@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 
 from specdec.core.request_limits import RequestLimits
-from specdec.kernels.integers import ceil_div
+from specdec.kernels.types.integers import ceil_div
 from specdec.models.tokenizer import Tokenizer
 
 # Characters of a token where they have no limit: more than a text's tokens have on average.

@@ -8,8 +8,8 @@ from torch import Tensor
 from specdec.core.outputs import TreeTrace
 from specdec.core.request import Request
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.tree import DraftTree
-from specdec.kernels.upload import upload
+from specdec.kernels.types.tree import DraftTree
+from specdec.kernels.types.upload import upload
 from specdec.scheduling.step_cost import StepCost
 from specdec.scheduling.step_plan import PlannedRow, RowResult
 from specdec.verify.transforms import NodeRows, processed_logits

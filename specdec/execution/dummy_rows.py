@@ -3,8 +3,8 @@
 from specdec.cache.kv_cache import KVCache
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.tree import ROOT, DraftTree, TreeRow
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.tree import ROOT, DraftTree, TreeRow
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree_batch import TreeBatch
 

@@ -8,8 +8,8 @@ from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.execution.step_order import StepOrder, StepOutcome
 from specdec.execution.worker import Worker
-from specdec.kernels.draft_trees import DraftTrees
-from specdec.kernels.tree import TreeRow
+from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.tree import TreeRow
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.models.lora_adapter import AdapterFiles, AdapterWeights
 

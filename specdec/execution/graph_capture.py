@@ -15,9 +15,9 @@ from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.execution.dummy_rows import dummy_batch, dummy_draft_rows
 from specdec.execution.model_runner import ModelRunner
 from specdec.execution.step_graphs import GraphLimits, StepGraphs
-from specdec.kernels.attention_plan import AttentionGeometry
-from specdec.kernels.integers import next_power_of_2
-from specdec.kernels.plan_buffer import Capture
+from specdec.kernels.triton.attention_plan import AttentionGeometry
+from specdec.kernels.triton.plan_buffer import Capture
+from specdec.kernels.types.integers import next_power_of_2
 
 # Limit of the draft probabilities of drawn trees: float32 over the vocabulary for each node that has children. More
 # rows than have room are drafted without a graph.

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from specdec.kernels.draft_trees import DraftTrees
-from specdec.kernels.tree import TreeRow
+from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.tree import TreeRow
 
 
 def micro_batches(

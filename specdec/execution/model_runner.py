@@ -13,9 +13,9 @@ from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.execution.dummy_rows import padding_row
 from specdec.execution.micro_batches import micro_batches
-from specdec.kernels.draft_trees import DraftTrees
-from specdec.kernels.fused import FusedTarget, TargetCache
-from specdec.kernels.tree import TreeRow
+from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.fused import FusedTarget, TargetCache
+from specdec.kernels.types.tree import TreeRow
 from specdec.models.llama import LlamaModel
 from specdec.verify.tree_batch import TreeBatch
 

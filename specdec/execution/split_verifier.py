@@ -7,14 +7,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specdec.kernels.coupled_walk import coupled_walk
-from specdec.kernels.draft_trees import DraftTrees
-from specdec.kernels.host_walks import tree_walk
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.types import NO_TOKEN, Acceptance, NoiseRows, NoiseSource, Stream
-from specdec.models.rank_group import RankGroup
+from specdec.kernels.reference.coupled_walk import coupled_walk
+from specdec.kernels.reference.host_walks import tree_walk
+from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.types import NO_TOKEN, Acceptance, NoiseRows, NoiseSource, Stream
 from specdec.models.sharded_llama import ShardedLlama
 from specdec.models.tp_plan import Span
+from specdec.parallel.rank_group import RankGroup
 from specdec.verify.sampling import Context
 from specdec.verify.transforms import forbid_outside
 from specdec.verify.verifier import CoupledVerifier, Verifier, node_rows

@@ -9,7 +9,7 @@ from specdec.draft_heads.drafting.chains import ChainNodes
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.execution.grammar_codec import GrammarReader, GrammarWriter, SentGrammar
 from specdec.execution.step_order import StepOrder
-from specdec.kernels.tree import TreeRow
+from specdec.kernels.types.tree import TreeRow
 from specdec.verify.sampling import Context, Sampling
 
 

@@ -6,11 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.adapters import ADAPTED, AdapterBuffer, AdapterRows, fill_adapted
-from specdec.kernels.attention_plan import AttentionGeometry, Plan, chip_of, configs_of, reachable_heights
-from specdec.kernels.plan_buffer import Capture, PlanBuffer, PlanCapacity, fill_plan, most_tiles
-from specdec.kernels.ragged_rows import RaggedRows
-from specdec.kernels.tree_attention import plan_of
+from specdec.kernels.triton.attention_plan import AttentionGeometry, Plan, chip_of, configs_of, reachable_heights
+from specdec.kernels.triton.plan_buffer import Capture, PlanBuffer, PlanCapacity, fill_plan, most_tiles
+from specdec.kernels.triton.tree_attention import plan_of
+from specdec.kernels.types.adapters import ADAPTED, AdapterBuffer, AdapterRows, fill_adapted
+from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.verify.tree_batch import TreeBatch
 
 # Token counts up to the first number are padded to multiples of the second. Longer steps are not captured: their

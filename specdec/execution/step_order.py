@@ -9,9 +9,9 @@ from specdec.cache.block_moves import BlockMove
 from specdec.draft_heads.drafting.chains import ChainNodes
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.execution.device_clock import Mark
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.tree import DraftTree, TreeRow
-from specdec.kernels.types import Acceptance
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.tree import DraftTree, TreeRow
+from specdec.kernels.types.types import Acceptance
 
 
 class StepOrder(NamedTuple):

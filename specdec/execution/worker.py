@@ -14,8 +14,8 @@ from specdec.draft_heads.drafting.structured_drafts import without_forbidden
 from specdec.execution.device_clock import Mark, mark
 from specdec.execution.model_runner import ModelRunner
 from specdec.execution.step_order import EntryMoves, PassOrder, StepOrder, StepOutcome
-from specdec.kernels.draft_trees import DraftTrees
-from specdec.kernels.types import Acceptance
+from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.types import Acceptance
 from specdec.verify.tree_batch import slots_of
 from specdec.verify.verifier import Verifier
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from specdec.kernels.pinned_memory import host_empty
-from specdec.kernels.upload import upload
+from specdec.kernels.types.pinned_memory import host_empty
+from specdec.kernels.types.upload import upload
 from specdec.kv_transfer.kv_connector import KVCaches
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.upload import upload
+from specdec.kernels.types.upload import upload
 from specdec.kv_transfer.host_blocks import Copied
 from specdec.kv_transfer.notes import Notes
 

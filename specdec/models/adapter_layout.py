@@ -9,9 +9,9 @@ from specdec.draft_heads.heads.block_head import BlockHead
 from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import DecoderLayer
-from specdec.kernels.adapters import AdapterBank, LayerAdapter, StackedAdapters
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.projection import Product
+from specdec.kernels.types.adapters import AdapterBank, LayerAdapter, StackedAdapters
+from specdec.kernels.types.product import Product
 from specdec.models.llama import LlamaModel
 from specdec.models.llama_draft import LlamaDraftHead
 from specdec.models.sharded_llama import ShardedLlama

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specdec.kernels.quantized_tensor import Nested, QuantizedRows
+from specdec.kernels.types.quantized_tensor import Nested, QuantizedRows
 
 # Inputs of a block, and of a block of the K formats.
 SMALL, LARGE = 32, 256

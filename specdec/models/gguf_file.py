@@ -13,8 +13,8 @@ from torch import Tensor
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context
 from specdec.draft_heads.llama.unreadable_files import missing_path
-from specdec.kernels.quantized_tensor import QuantizedTensor
-from specdec.kernels.threads import in_threads
+from specdec.kernels.types.quantized_tensor import QuantizedTensor
+from specdec.kernels.types.threads import in_threads
 from specdec.models.gguf_blocks import READERS
 from specdec.models.gguf_container import GgufTensor, read_container
 from specdec.models.gguf_rope import ROPE_FACTORS, check_rotated, rope_scaling

@@ -17,6 +17,7 @@ from specdec.draft_heads.llama.checkpoint_files import (
     place,
 )
 from specdec.draft_heads.llama.kv_scheme import take_kv_scales
+from specdec.draft_heads.llama.linear import prepare_for_inference
 from specdec.draft_heads.llama.llama_config import DEFAULTS, FOREIGN_FAMILIES, LlamaConfig
 from specdec.draft_heads.llama.llama_layer import (
     Attention,
@@ -27,12 +28,11 @@ from specdec.draft_heads.llama.llama_layer import (
     new_embedding,
 )
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.adapters import AdapterBank
-from specdec.kernels.fused import FeatureWeights, TargetWeights
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.linear import prepare_for_inference
-from specdec.kernels.projection import Product
-from specdec.kernels.quantized_tensor import QuantizedTensor
+from specdec.kernels.types.adapters import AdapterBank
+from specdec.kernels.types.fused import FeatureWeights, TargetWeights
+from specdec.kernels.types.product import Product
+from specdec.kernels.types.quantized_tensor import QuantizedTensor
 from specdec.models.checkpoint import read_settings, read_weights
 from specdec.models.not_a_head import check_not_head
 from specdec.models.quantization_config import QuantizationConfig, with_plain_weights

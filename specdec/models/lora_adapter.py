@@ -19,7 +19,7 @@ from specdec.draft_heads.llama.checkpoint_files import (
     listed,
     read_object,
 )
-from specdec.kernels.adapters import LayerAdapter, LowRank
+from specdec.kernels.types.adapters import LayerAdapter, LowRank
 from specdec.models.adapter_layout import AdapterLayout
 
 CONFIG = "adapter_config.json"

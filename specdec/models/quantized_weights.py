@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
-from specdec.kernels.integers import ceil_div
-from specdec.kernels.quantized_tensor import NumberKind, QuantizedRows, QuantizedTensor
+from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.quantized_tensor import NumberKind, QuantizedRows, QuantizedTensor
 from specdec.models.quantization_config import ALL_INPUTS, QuantizationConfig
 
 WORD = 32

@@ -12,9 +12,9 @@ from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.kernel_set import KernelSet
 from specdec.models.checkpoint import read_settings, read_weights
 from specdec.models.llama import LlamaModel, built_llama, check_whole, normalised, read_llama_config, untied
-from specdec.models.rank_layout import RankGroups
 from specdec.models.split_parts import SplitEmbedding, gathered, split_rows
 from specdec.models.tp_plan import Shard, TPPlan, plan_of
+from specdec.parallel.rank_layout import RankGroups
 
 
 class ShardedLlama(LlamaModel):

@@ -18,11 +18,11 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_co
 from specdec.kernels.kernel_set import KernelSet
 from specdec.models.checkpoint import read_weights
 from specdec.models.llama_draft import LlamaDraftHead, draft_of
-from specdec.models.rank_group import RankGroup, lone_group
-from specdec.models.rank_layout import RankGroups
 from specdec.models.sharded_llama import ShardedLlama, load_shard
 from specdec.models.split_parts import SplitEmbedding, SplitReadout, split_rows
 from specdec.models.tp_plan import TP_PLAN, Shard, TPPlan
+from specdec.parallel.rank_group import RankGroup, lone_group
+from specdec.parallel.rank_layout import RankGroups
 
 # Heads name their layers as targets do. Modules that the plan does not name are replicated: `fc`, because every rank
 # needs its whole output, and edge scorers, because a path may need any token's row of their matrices.

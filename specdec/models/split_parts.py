@@ -7,14 +7,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specdec.draft_heads.heads.readout import MatrixReadout
+from specdec.draft_heads.llama.linear import Linear
 from specdec.draft_heads.llama.llama_layer import DecoderLayer
-from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.linear import Linear
-from specdec.kernels.projection import Product
-from specdec.kernels.types import Candidates
-from specdec.models.rank_group import RankGroup
+from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.product import Product
+from specdec.kernels.types.types import Candidates
 from specdec.models.tp_plan import Span, TPPlan
+from specdec.parallel.rank_group import RankGroup
 
 
 class RowSplitLinear(Linear):

@@ -11,8 +11,8 @@ from torch import Tensor
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.kv_scheme import is_kv_scale
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.kernels.adapters import LowRank
-from specdec.kernels.integers import ceil_div
+from specdec.kernels.types.adapters import LowRank
+from specdec.kernels.types.integers import ceil_div
 
 # transformers' `base_model_tp_plan` of the families that this engine serves, with the lm_head's. Theirs has no entry
 # for the embedding; the word here is theirs for a vocabulary that is split.

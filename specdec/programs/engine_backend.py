@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any, Self, Unpack
 
 from specdec.async_engine.async_llm import AsyncLLM
+from specdec.building.vllm_keywords import LLMKeywords
 from specdec.config import AUTO
 from specdec.core.choices import ChoiceScore
 from specdec.core.engine_stats import EngineStats
 from specdec.core.outputs import RequestOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.engine.prompts import PlainPrompt
-from specdec.engine.vllm_keywords import LLMKeywords
 from specdec.programs.backend import Generated, LoopThread
 from specdec.programs.expressions import DEFAULT_MAX_TOKENS, Gen
 from specdec.programs.transcript import Transcript

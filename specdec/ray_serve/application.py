@@ -11,9 +11,9 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
+from specdec.building.vllm_keywords import LLMKeywords
 from specdec.config import AUTO
-from specdec.engine.vllm_keywords import LLMKeywords
-from specdec.kernels.settings import unknown_name
+from specdec.kernels.types.settings import unknown_name
 from specdec.ray_serve.deployment import PREFILL, HandleReplicas, engine_deployment
 from specdec.ray_serve.remote_prefill import RemotePrefill
 from specdec.ray_serve.replicated_llm import ReplicatedLLM

@@ -26,7 +26,7 @@ from specdec.async_engine.messages import (
     encode,
 )
 from specdec.async_engine.supervisor import Supervisor
-from specdec.engine.vllm_keywords import LLMKeywords
+from specdec.building.vllm_keywords import LLMKeywords
 from specdec.ray_serve.route import Route
 
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from specdec.async_engine.async_llm import AsyncLLM
 from specdec.async_engine.errors import EngineDeadError
 from specdec.config import AUTO
-from specdec.kernels.settings import unknown_name
+from specdec.kernels.types.settings import unknown_name
 from specdec.ray_serve.application_call import call
 from specdec.server.app import build_app
 from specdec.server.server_settings import ServerSettings

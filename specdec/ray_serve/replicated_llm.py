@@ -7,8 +7,8 @@ from typing import Unpack
 from specdec.async_engine.async_llm import AsyncLLM, engine_setup
 from specdec.async_engine.connection import EngineConnection
 from specdec.async_engine.messages import Setup
+from specdec.building.vllm_keywords import LLMKeywords
 from specdec.config import AUTO, EngineConfig
-from specdec.engine.vllm_keywords import LLMKeywords
 from specdec.kv_transfer.kv_transfer_config import ROLES_OF_A_SPLIT
 from specdec.kv_transfer.tier_settings import tiers_of
 from specdec.ray_serve.connection import ReplicaConnection, Replicas

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from specdec.kernels.settings import check_settings, setting
+from specdec.kernels.types.settings import check_settings, setting
 
 Policy = Literal["fcfs", "priority"]
 

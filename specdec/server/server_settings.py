@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from specdec.kernels.settings import check_settings, setting
+from specdec.kernels.types.settings import check_settings, setting
 from specdec.server.lora_modules import read_lora_modules
 
 DefaultsFrom = Literal["auto", "vllm"]

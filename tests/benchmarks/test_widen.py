@@ -15,7 +15,7 @@ from specdec import LLM, DraftShape, SamplingParams
 from specdec.config import DEMO
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.heads.eagle3 import default_taps
-from specdec.kernels.draft_trees import DraftTrees
+from specdec.kernels.types.draft_trees import DraftTrees
 
 # The real hidden size, on which exactness depends; the others are smaller for the sake of time.
 SIZES = Sizes(inner=768, heads=8, kv_heads=4, num_layers=11, layers=(0, 1, 2, 3, 4, 6, 7, 8, 9, 10))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow
-from specdec.kernels.tree import DraftTree
+from specdec.kernels.types.tree import DraftTree
 from specdec.verify.noise import gumbel
 from tests.trees import path_to
 

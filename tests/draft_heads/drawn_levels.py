@@ -9,7 +9,7 @@ from torch import Tensor
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
 from specdec.draft_heads.drafting.tree_search import Frontier
-from specdec.kernels.types import Stream
+from specdec.kernels.types.types import Stream
 from specdec.verify.noise import gumbel
 
 VOCAB = 9

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.draft_heads.heads.readout import MatrixReadout
-from specdec.kernels.projection import Projection
+from specdec.kernels.reference.projection import Projection
 from tests.strategies import seeds
 
 

@@ -8,7 +8,7 @@ from specdec.draft_heads.formats.head_kind import LoadedHead
 from specdec.draft_heads.formats.head_kinds import load_head
 from specdec.draft_heads.heads.draft_head import TargetParts
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.kernels.projection import Projection
+from specdec.kernels.reference.projection import Projection
 from tests.checkpoints import TARGET_EMBED, TARGET_LAYERS, TARGET_OUT, llama_config
 from tests.head_formats import FORMATS
 from tests.kernel_sets import TORCH

@@ -16,9 +16,9 @@ from specdec.draft_heads.drafting.drafters import drafter_of, shape_for
 from specdec.draft_heads.heads.block_head import BlockHead
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput
 from specdec.draft_heads.heads.readout import MatrixReadout
-from specdec.kernels.linear import prepare_for_inference
-from specdec.kernels.projection import Projection
-from specdec.kernels.tree import DraftTree
+from specdec.draft_heads.llama.linear import prepare_for_inference
+from specdec.kernels.reference.projection import Projection
+from specdec.kernels.types.tree import DraftTree
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree_batch import slots_of
 from tests.block_heads import Block, block, path_logits, slots, states

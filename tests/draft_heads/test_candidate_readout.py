@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specdec.draft_heads.heads import readout as candidate_readout
 from specdec.draft_heads.heads.readout import CandidateReadout, MatrixReadout, leading_directions
-from specdec.kernels.projection import Projection
+from specdec.kernels.reference.projection import Projection
 from tests.draft_heads.drawn_readouts import drawn, readouts
 from tests.strategies import seeds
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from specdec.draft_heads.drafting.chained_trees import add_chains
 from specdec.draft_heads.drafting.chains import ChainNodes
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.kernels.device_trees import DeviceTrees
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.tree import DraftTree
+from specdec.kernels.types.device_trees import DeviceTrees
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.tree import DraftTree
 from tests.draft_heads.searched_levels import random_head, search_with
 from tests.draft_heads.tree_equality import assert_nodes_equal, assert_packed_equal, assert_read_equal
 from tests.strategies import draft_trees, seeds

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from specdec.draft_heads.drafting import chains as module
 from specdec.draft_heads.drafting.chains import ELSEWHERE, LONGEST_MATCH, Chain, ChainRates, ChainTree
-from specdec.kernels.tree import DraftTree
-from specdec.kernels.types import ROOT
+from specdec.kernels.types.tree import DraftTree
+from specdec.kernels.types.types import ROOT
 
 some_chains = st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=6), st.integers(0, 12)), max_size=4)
 

@@ -16,7 +16,7 @@ from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_config
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.rope import RopeConfig
-from specdec.kernels.projection import Projection
+from specdec.kernels.reference.projection import Projection
 from tests.fakes import TINY, edit_json, save_random_head
 from tests.kernel_sets import TORCH
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_draw import TreeDraw
-from specdec.kernels.device_trees import DeviceTrees
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.tree import ROOT, DraftTree
-from specdec.kernels.types import NoiseKey
+from specdec.kernels.types.device_trees import DeviceTrees
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.tree import ROOT, DraftTree
+from specdec.kernels.types.types import NoiseKey
 from tests.draft_heads.drawn_levels import Head, draw_with
 from tests.draft_heads.searched_levels import bounds, coarse_head, random_head, search_with
 from tests.draft_heads.tree_equality import assert_nodes_equal, assert_packed_equal, assert_read_equal
@@ -64,7 +64,7 @@ def test_one_transfer_reads_all(first: Callable[[DeviceTrees], object], monkeypa
     assert grown.batch.host is None
     first(grown)
     assert grown.batch.host is not None
-    monkeypatch.setattr("specdec.kernels.device_trees.read_together", lambda _: pytest.fail("read once more"))
+    monkeypatch.setattr("specdec.kernels.types.device_trees.read_together", lambda _: pytest.fail("read once more"))
     assert_read_equal(grown.read(), search.host_trees([6, 4], [3, 3]).read())
 
 

@@ -16,7 +16,7 @@ from specdec.draft_heads.heads.draft_head import TargetParts
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.rope import RopeConfig
-from specdec.kernels.projection import Projection
+from specdec.kernels.reference.projection import Projection
 from tests.checkpoints import FEW, TARGET_EMBED, TARGET_HIDDEN, TARGET_LAYERS, TARGET_OUT, VOCAB, llama_config
 from tests.draft_heads.loading import load as load_double
 from tests.head_formats import FORMATS

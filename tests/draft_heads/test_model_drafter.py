@@ -22,8 +22,8 @@ from specdec.draft_heads.heads.draft_head import TargetParts
 from specdec.draft_heads.heads.eagle import EagleHead
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.kernels.projection import Projection
-from specdec.kernels.tree import DraftTree
+from specdec.kernels.reference.projection import Projection
+from specdec.kernels.types.tree import DraftTree
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree_batch import slots_of
 from tests.draft_heads.dense_search import TokenPath, dense_search, paths_of

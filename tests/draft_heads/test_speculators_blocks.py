@@ -17,7 +17,7 @@ from specdec.draft_heads.formats.speculators_block import speculators_files
 from specdec.draft_heads.heads.block_head import BlockHead
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput, TargetParts
 from specdec.draft_heads.heads.edge_scorers import block_edges
-from specdec.kernels.projection import Projection
+from specdec.kernels.reference.projection import Projection
 from tests.block_heads import block
 from tests.checkpoints import FEW, INTERMEDIATE, TARGET_EMBED, TARGET_HIDDEN, TARGET_OUT, VOCAB
 from tests.draft_heads.built_blocks import built

@@ -10,7 +10,7 @@ from hypothesis import given
 from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.kernels.tree import DraftTree
+from specdec.kernels.types.tree import DraftTree
 from tests.draft_heads.searched_levels import VOCAB, Head, Path, bounds, coarse_head, random_head, search_with
 from tests.strategies import draft_shapes, seeds
 from tests.trees import chain_of, path_to

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.heads.readout import MatrixReadout, read_token_map, trimmed_readout
-from specdec.kernels.projection import Projection
+from specdec.kernels.reference.projection import Projection
 
 VOCAB = 30
 OWN = torch.tensor([25, 3, 8, 9, 20, 1, 14])

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from specdec.kernels.draft_trees import DraftTrees
-from specdec.kernels.tree import DraftTree, TreeRow
+from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.tree import DraftTree, TreeRow
 from specdec.verify.tree_batch import TreeBatch
 
 CPU = torch.device("cpu")

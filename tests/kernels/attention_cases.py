@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.draft_heads.llama.alibi import alibi_slopes
-from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
-from specdec.kernels.tree import ROOT, DraftTree
+from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
+from specdec.kernels.types.tree import ROOT, DraftTree
 from tests.strategies import draft_trees, seeds, shuffled_tables
 
 KV_HEADS, DIM = 2, 4

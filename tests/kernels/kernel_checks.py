@@ -32,10 +32,10 @@ class _PoisonedTorch:
 
 @contextmanager
 def poisoned_outputs(*modules: str) -> Iterator[None]:
-    """Poison everything that these modules of `specdec.kernels` allocate, so that unwritten elements show."""
+    """Poison everything that these modules of `specdec.kernels.triton` allocate, so that unwritten elements show."""
     with pytest.MonkeyPatch.context() as patch:
         for module in modules:
-            patch.setattr(f"specdec.kernels.{module}.torch", _PoisonedTorch())
+            patch.setattr(f"specdec.kernels.triton.{module}.torch", _PoisonedTorch())
         yield
 
 

@@ -9,24 +9,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.kernels import tree_attention
-from specdec.kernels.adapters import AdapterRows, StackedLowRank
-from specdec.kernels.attention_plan import CONFIGS, MIN_PART, Chip
-from specdec.kernels.block_walk import block_walk
-from specdec.kernels.elementwise import add_rms_norm, rms_norm, silu_and_mul
-from specdec.kernels.grouped_lora import grouped_lora
-from specdec.kernels.gumbel_argmax import gumbel_argmax
-from specdec.kernels.kv_copy import copy_between, move_kv
-from specdec.kernels.kv_entries import LARGEST, kv_view, slot_bytes
-from specdec.kernels.logit_filters import filter_logits
-from specdec.kernels.perturbed_top_k import MAX_K, perturbed_top_k
-from specdec.kernels.quantized_linear import quantized_linear
-from specdec.kernels.quantized_tensor import NumberKind, OffsetKind, QuantizedRows
-from specdec.kernels.ragged_rows import RaggedRows
-from specdec.kernels.rejection_walk import rejection_walk
-from specdec.kernels.rotary_store import rotary_store
-from specdec.kernels.tree_walk import tree_walk
-from specdec.kernels.types import DraftProbs, NoiseColumns, PackedTrees
+from specdec.kernels.triton import tree_attention
+from specdec.kernels.triton.attention_plan import CONFIGS, MIN_PART, Chip
+from specdec.kernels.triton.block_walk import block_walk
+from specdec.kernels.triton.elementwise import add_rms_norm, rms_norm, silu_and_mul
+from specdec.kernels.triton.grouped_lora import grouped_lora
+from specdec.kernels.triton.gumbel_argmax import gumbel_argmax
+from specdec.kernels.triton.kv_copy import copy_between, move_kv
+from specdec.kernels.triton.logit_filters import filter_logits
+from specdec.kernels.triton.perturbed_top_k import MAX_K, perturbed_top_k
+from specdec.kernels.triton.quantized_linear import quantized_linear
+from specdec.kernels.triton.rejection_walk import rejection_walk
+from specdec.kernels.triton.rotary_store import rotary_store
+from specdec.kernels.triton.tree_walk import tree_walk
+from specdec.kernels.types.adapters import AdapterRows, StackedLowRank
+from specdec.kernels.types.kv_entries import LARGEST, kv_view, slot_bytes
+from specdec.kernels.types.quantized_tensor import NumberKind, OffsetKind, QuantizedRows
+from specdec.kernels.types.ragged_rows import RaggedRows
+from specdec.kernels.types.types import DraftProbs, NoiseColumns, PackedTrees
 from tests.triton_launches import Launch, recorded_launches
 
 DEMO = Path(__file__).parents[2] / "specdec" / "demo" / "target" / "config.json"

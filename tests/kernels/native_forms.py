@@ -10,8 +10,8 @@ from torch import Tensor
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.rope import RopeConfig
 from specdec.kernels.kernel_set import KernelSet, native_kernels
-from specdec.kernels.native_library import NOT_BUILT, Library, library_file, processor_forms
-from specdec.kernels.settings import Quantization
+from specdec.kernels.native.library import NOT_BUILT, Library, library_file, processor_forms
+from specdec.kernels.types.settings import Quantization
 from specdec.verify.noise import GumbelNoise
 from tests.kernels.kernel_checks import DTYPES
 

@@ -46,7 +46,7 @@ def check_recorded(found: Mapping[str, Launch], file: Path = FILE) -> None:
 
 def launches_on(arch: int, launches: Sequence[Launch]) -> list[Launch]:
     """Return launches with the loop settings of attention that GPUs of an architecture have."""
-    from specdec.kernels.attention_plan import AttentionGeometry, Chip, configs_of
+    from specdec.kernels.triton.attention_plan import AttentionGeometry, Chip, configs_of
 
     def on_arch(launch: Launch) -> Launch:
         if not launch.kernel.endswith(":tree_attention_kernel"):

@@ -14,7 +14,7 @@ sys.modules.update(dict.fromkeys(["fastapi", "jsonschema", "openai", "schemathes
 
 
 def pytest_collection():
-    from specdec.kernels import native_library
+    from specdec.kernels.native import library as native_library
 
     native_library.library_file = lambda: None
 """

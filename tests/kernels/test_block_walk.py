@@ -9,10 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels import block_walk_reference
-from specdec.kernels.block_walk import block_walk
-from specdec.kernels.block_walk_reference import walk_block
-from specdec.kernels.tree import DraftTree
+from specdec.kernels.reference import block_walk as block_walk_reference
+from specdec.kernels.reference.block_walk import walk_block
+from specdec.kernels.triton.block_walk import block_walk
+from specdec.kernels.types.tree import DraftTree
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
 from tests.kernels.walk_batches import NAN, NEVER, TOO_NEAR, Batch, as_lists, batch, in_order, margin, verified
 from tests.profiles import num_cases
@@ -78,7 +78,7 @@ def test_the_kernel_walks_as_the_twin_does(
 ) -> None:
     drawn = sampled_batch(many, VOCAB, seed, dtype=dtype, invalid=invalid, apart=apart)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specdec.kernels.block_walk.BLOCK_SIZE", block)
+        patch.setattr("specdec.kernels.triton.block_walk.BLOCK_SIZE", block)
         assert_equal(drawn, prepared(drawn, extra), TOO_NEAR)
 
 

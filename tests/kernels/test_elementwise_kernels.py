@@ -8,9 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels import elementwise_reference, rotary_store_reference
-from specdec.kernels.elementwise import add_rms_norm, rms_norm, silu_and_mul
-from specdec.kernels.rotary_store import rotary_store
+from specdec.kernels.reference import elementwise as elementwise_reference
+from specdec.kernels.reference import rotary_store as rotary_store_reference
+from specdec.kernels.triton.elementwise import add_rms_norm, rms_norm, silu_and_mul
+from specdec.kernels.triton.rotary_store import rotary_store
 from tests.kernels.kernel_checks import DEVICE, DTYPES, assert_as_exact, huge, poisoned_outputs
 from tests.strategies import seeds
 
@@ -48,7 +49,7 @@ def test_rms_norm_equals_its_formula(
     x = drawn(seed, rows, hidden, dtype=dtype, spare=spare)
     weight = drawn(seed + 1, hidden, dtype=dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specdec.kernels.elementwise.MAX_BLOCK", block)
+        patch.setattr("specdec.kernels.triton.elementwise.MAX_BLOCK", block)
         actual = rms_norm(x, weight, EPS)
     assert_as_exact(actual, elementwise_reference.rms_norm(x, weight, EPS), exact_norm(x, weight))
 
@@ -60,7 +61,7 @@ def test_add_rms_norm_is_addition_then_norm(
     x, residual = (drawn(seed + i, rows, hidden, dtype=dtype, spare=spare * i) for i in range(2))
     weight = drawn(seed + 2, hidden, dtype=dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specdec.kernels.elementwise.MAX_BLOCK", block)
+        patch.setattr("specdec.kernels.triton.elementwise.MAX_BLOCK", block)
         normed, total = add_rms_norm(x, residual, weight, EPS)
         assert torch.equal(normed, rms_norm(total, weight, EPS))
     plain_normed, plain_total = elementwise_reference.add_rms_norm(x, residual, weight, EPS)

@@ -9,11 +9,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels import grouped_lora_reference
-from specdec.kernels.adapters import AdaptedProduct, AdapterBuffer, AdapterRows, LowRank, StackedAdapters, fill_adapted
-from specdec.kernels.grouped_lora import grouped_lora
-from specdec.kernels.projection import Projection
-from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.reference import grouped_lora as grouped_lora_reference
+from specdec.kernels.reference.projection import Projection
+from specdec.kernels.triton.grouped_lora import grouped_lora
+from specdec.kernels.types.adapters import (
+    AdaptedProduct,
+    AdapterBuffer,
+    AdapterRows,
+    LowRank,
+    StackedAdapters,
+    fill_adapted,
+)
+from specdec.kernels.types.ragged_rows import RaggedRows
 from tests.kernels.kernel_checks import DEVICE, DTYPES, assert_as_exact, poisoned_outputs
 from tests.strategies import seeds
 

@@ -12,13 +12,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels import gumbel_argmax_reference, perturbed_top_k_reference
-from specdec.kernels.gumbel_argmax import gumbel_argmax
-from specdec.kernels.host_sampling import argmax
-from specdec.kernels.perturbed_top_k import MAX_K, perturbed_top_k
-from specdec.kernels.philox import gumbel, token_words
-from specdec.kernels.philox_reference import gumbel_noise, philox_words
-from specdec.kernels.types import NO_TOKEN, NoiseColumns, Stream
+from specdec.kernels.reference import gumbel_argmax as gumbel_argmax_reference
+from specdec.kernels.reference import perturbed_top_k as perturbed_top_k_reference
+from specdec.kernels.reference.philox import gumbel_noise, philox_words
+from specdec.kernels.reference.sampling import argmax
+from specdec.kernels.triton.gumbel_argmax import gumbel_argmax
+from specdec.kernels.triton.perturbed_top_k import MAX_K, perturbed_top_k
+from specdec.kernels.triton.philox import gumbel, token_words
+from specdec.kernels.types.types import NO_TOKEN, NoiseColumns, Stream
 from specdec.verify import noise
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
 from tests.profiles import num_cases

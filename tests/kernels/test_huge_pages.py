@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.kernels import huge_pages
-from specdec.kernels.huge_pages import ALIGNMENT, PAGE, HugePages
+from specdec.kernels.native import huge_pages
+from specdec.kernels.native.huge_pages import ALIGNMENT, PAGE, HugePages
 
 SHAPES = st.lists(st.integers(0, 40), min_size=1, max_size=3)
 

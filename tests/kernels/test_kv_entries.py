@@ -8,16 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdec.draft_heads.llama.linear import prepare_for_inference
 from specdec.draft_heads.llama.llama_layer import LlamaLayer, PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
-from specdec.kernels import kv_entries, rotary_store_reference, tree_attention_reference
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.linear import prepare_for_inference
-from specdec.kernels.native_library import Library
-from specdec.kernels.native_operations import NativeOperations
-from specdec.kernels.ragged_rows import RaggedRows
-from specdec.kernels.rotary_store import rotary_store
-from specdec.kernels.tree_attention import tree_attention
+from specdec.kernels.native.library import Library
+from specdec.kernels.native.operations import NativeOperations
+from specdec.kernels.reference import rotary_store as rotary_store_reference
+from specdec.kernels.reference import tree_attention as tree_attention_reference
+from specdec.kernels.triton.rotary_store import rotary_store
+from specdec.kernels.triton.tree_attention import tree_attention
+from specdec.kernels.types import kv_entries
+from specdec.kernels.types.ragged_rows import RaggedRows
 from tests.coded_cache import CODES, as_stored, coded, empty_codes, is_unwritten, numbers_of, scales_in
 from tests.kernel_sets import TORCH
 from tests.kernels.attention_cases import Built, Case, biases, build, chain, small_cases

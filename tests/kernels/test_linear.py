@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from specdec.draft_heads.llama.linear import Linear, prepare_for_inference
 from specdec.draft_heads.llama.llama_layer import RMSNorm
-from specdec.kernels.linear import Linear, prepare_for_inference
-from specdec.kernels.projection import SMALL_BYTES, Projection, onednn_multiplies, padded_rows
+from specdec.kernels.reference.projection import SMALL_BYTES, Projection, onednn_multiplies, padded_rows
 from tests.kernel_sets import TORCH
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]

@@ -6,8 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels import logit_filters_reference
-from specdec.kernels.logit_filters import BLOCK_SIZE, filter_logits
+from specdec.kernels.reference import logit_filters as logit_filters_reference
+from specdec.kernels.triton.logit_filters import BLOCK_SIZE, filter_logits
 from tests.kernels.filter_cases import UNSURE, kept_exactly, limits, scores_of
 from tests.kernels.kernel_checks import DEVICE, huge
 from tests.strategies import seeds

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels import kv_copy_reference
-from specdec.kernels.kv_copy import MOVES_AT_ONCE, copy_blocks, move_kv
+from specdec.kernels.reference import kv_copy as kv_copy_reference
+from specdec.kernels.triton.kv_copy import MOVES_AT_ONCE, copy_blocks, move_kv
 from specdec.verify.tree_batch import slots_of
 from tests.kernels.kernel_checks import BITS, DEVICE, huge
 from tests.strategies import draft_trees, seeds, shuffled_tables
@@ -23,8 +23,8 @@ from tests.trees import path_to
 def tiles(moves: int, chunk: int) -> Iterator[None]:
     """Set how many moves a program reads at once, and how many numbers of each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specdec.kernels.kv_copy.MOVES_AT_ONCE", moves)
-        patch.setattr("specdec.kernels.kv_copy.CHUNK_SIZE", chunk)
+        patch.setattr("specdec.kernels.triton.kv_copy.MOVES_AT_ONCE", moves)
+        patch.setattr("specdec.kernels.triton.kv_copy.CHUNK_SIZE", chunk)
         yield
 
 

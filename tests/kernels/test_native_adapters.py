@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdec.draft_heads.llama.linear import prepare_for_inference
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import LlamaLayer, PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
-from specdec.kernels.adapters import LayerAdapter, LowRank
-from specdec.kernels.linear import prepare_for_inference
-from specdec.kernels.native_adapters import NativeAdapters
-from specdec.kernels.native_library import Library
-from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.native.adapters import NativeAdapters
+from specdec.kernels.native.library import Library
+from specdec.kernels.types.adapters import LayerAdapter, LowRank
+from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.models.adapter_layout import adapted_products
 from tests.kernels.native_forms import CONFIG, FORMS, kernels_of, libraries, library, normal
 from tests.strategies import seeds

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.draft_heads.llama.alibi import alibi_slopes
+from specdec.draft_heads.llama.linear import prepare_for_inference
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import LlamaLayer, PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.kernel_set import KernelSet, choose_kernels
-from specdec.kernels.linear import prepare_for_inference
-from specdec.kernels.native_library import Library
-from specdec.kernels.native_operations import NativeOperations, NativeProjection
-from specdec.kernels.ragged_rows import RaggedRows
-from specdec.kernels.settings import Quantization
-from specdec.kernels.tree import DraftTree
-from specdec.kernels.tree_attention_reference import tree_attention
+from specdec.kernels.native.library import Library
+from specdec.kernels.native.operations import NativeOperations, NativeProjection
+from specdec.kernels.reference.tree_attention import tree_attention
+from specdec.kernels.types.ragged_rows import RaggedRows
+from specdec.kernels.types.settings import Quantization
+from specdec.kernels.types.tree import DraftTree
 from specdec.verify.noise import GumbelNoise
 from tests.kernel_sets import TORCH
 from tests.kernels.attention_cases import Case, Part, blocks, build, chain, small_cases, star
@@ -246,7 +246,7 @@ def test_without_the_library_plain_torch_runs_and_says_so(
 ) -> None:
     noise = GumbelNoise(torch.device("cpu"))
     monkeypatch.setattr("specdec.kernels.kernel_set.library_file", lambda: None)
-    monkeypatch.setattr("specdec.kernels.native_library.library_file", lambda: None)
+    monkeypatch.setattr("specdec.kernels.native.library.library_file", lambda: None)
     assert choose_kernels("auto", torch.device("cpu"), torch.float32, noise).name == "torch"
     assert "install a C compiler" in caplog.text
     with pytest.raises(ValueError, match="not built: install a C compiler"):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from specdec.kernels import native_library
-from specdec.kernels.native_library import library_file
+from specdec.kernels.native import library as native_library
+from specdec.kernels.native.library import library_file
 
 OWN = f"_library{sysconfig.get_config_var('EXT_SUFFIX')}"
 # They sort before and behind the own one, by version, implementation, platform and build.
@@ -26,9 +26,8 @@ OTHERS = [
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Folder in which the library is looked for."""
     monkeypatch.delenv("SPECDEC_NATIVE_LIBRARY", raising=False)
-    monkeypatch.setattr(native_library, "__file__", str(tmp_path / "native_library.py"))
-    (tmp_path / "native").mkdir()
-    return tmp_path / "native"
+    monkeypatch.setattr(native_library, "__file__", str(tmp_path / "library.py"))
+    return tmp_path
 
 
 def build(folder: Path, *names: str) -> None:

@@ -7,10 +7,11 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from specdec.kernels import kv_copy_reference, logit_filters_reference
-from specdec.kernels.native_library import Library
-from specdec.kernels.native_operations import NativeOperations
-from specdec.kernels.types import NoiseKey, Stream
+from specdec.kernels.native.library import Library
+from specdec.kernels.native.operations import NativeOperations
+from specdec.kernels.reference import kv_copy as kv_copy_reference
+from specdec.kernels.reference import logit_filters as logit_filters_reference
+from specdec.kernels.types.types import NoiseKey, Stream
 from specdec.verify.noise import GumbelNoise, gumbel
 from tests.kernels.filter_cases import UNSURE, kept_exactly, limits, scores_of
 from tests.kernels.native_forms import FORMS, libraries, library, normal

@@ -7,16 +7,16 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from specdec.kernels.block_walk_reference import walk_block
-from specdec.kernels.coupled_walk import coupled_walk
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.host_sampling import HostSampling
-from specdec.kernels.host_walks import Rule, tree_walk
-from specdec.kernels.native_library import Library
-from specdec.kernels.native_walks import NativeWalks
-from specdec.kernels.rejection_walk_reference import walk_rejection
-from specdec.kernels.tree import ROOT, DraftTree
-from specdec.kernels.types import Acceptance, NoiseKey, NoiseRows
+from specdec.kernels.native.library import Library
+from specdec.kernels.native.walks import NativeWalks
+from specdec.kernels.reference.block_walk import walk_block
+from specdec.kernels.reference.coupled_walk import coupled_walk
+from specdec.kernels.reference.host_walks import Rule, tree_walk
+from specdec.kernels.reference.rejection_walk import walk_rejection
+from specdec.kernels.reference.sampling import HostSampling
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.tree import ROOT, DraftTree
+from specdec.kernels.types.types import Acceptance, NoiseKey, NoiseRows
 from specdec.verify.noise import GumbelNoise
 from tests.kernels.kernel_checks import DTYPES
 from tests.kernels.native_forms import FORMS, NOISE, libraries, library, normal

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdec.draft_heads.llama.linear import Linear, prepare_for_inference
 from specdec.draft_heads.llama.llama_layer import LlamaLayer
-from specdec.kernels.huge_pages import HugePages
-from specdec.kernels.integers import ceil_div
-from specdec.kernels.linear import Linear, prepare_for_inference
-from specdec.kernels.native_library import BLOCK, NUMBER_KINDS, Library
-from specdec.kernels.native_operations import NativeProjection
-from specdec.kernels.packed_matrix import PackedMatrix
-from specdec.kernels.packed_quantized import GROUP, pack_q8
-from specdec.kernels.settings import Quantization
+from specdec.kernels.native.huge_pages import HugePages
+from specdec.kernels.native.library import BLOCK, NUMBER_KINDS, Library
+from specdec.kernels.native.operations import NativeProjection
+from specdec.kernels.native.packed_matrix import PackedMatrix
+from specdec.kernels.native.packed_quantized import GROUP, pack_q8
+from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.settings import Quantization
 from tests.kernels.native_forms import CONFIG, FORMS, kernels_of, library, normal
 from tests.quantized import dequantized
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specdec.kernels.pinned_memory import host_empty
+from specdec.kernels.types.pinned_memory import host_empty
 from tests.simulated_pinned import SimulatedPinned
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")

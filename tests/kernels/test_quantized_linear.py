@@ -7,11 +7,11 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from specdec.kernels import quantized_linear as kernel
-from specdec.kernels.projection import Projection
-from specdec.kernels.quantized_linear import QuantizedProjection, block_inputs, projection, quantized_linear
-from specdec.kernels.quantized_linear_reference import quantized_linear as reference
-from specdec.kernels.quantized_tensor import QuantizedRows, QuantizedTensor
+from specdec.kernels.reference.projection import Projection
+from specdec.kernels.reference.quantized_linear import quantized_linear as reference
+from specdec.kernels.triton import quantized_linear as kernel
+from specdec.kernels.triton.quantized_linear import QuantizedProjection, block_inputs, projection, quantized_linear
+from specdec.kernels.types.quantized_tensor import QuantizedRows, QuantizedTensor
 from tests.kernels.kernel_checks import DEVICE, DTYPES, ROUNDING, poisoned_outputs
 from tests.quantized_rows import quantized_rows, random_rows
 

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from specdec.kernels.huge_pages import HugePages
-from specdec.kernels.native_library import Library
-from specdec.kernels.native_operations import NativeProjection
-from specdec.kernels.packed_matrix import PackedMatrix
-from specdec.kernels.quantized_tensor import QuantizedRows, QuantizedTensor
+from specdec.kernels.native.huge_pages import HugePages
+from specdec.kernels.native.library import Library
+from specdec.kernels.native.operations import NativeProjection
+from specdec.kernels.native.packed_matrix import PackedMatrix
+from specdec.kernels.types.quantized_tensor import QuantizedRows, QuantizedTensor
 from tests.kernels.native_forms import FORMS, ROUNDING, libraries, library, normal
 from tests.quantized_rows import quantized_rows, random_rows
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from specdec.kernels.projection import Projection
-from specdec.kernels.quantized_tensor import NumberKind, QuantizedRows, QuantizedTensor
+from specdec.kernels.reference.projection import Projection
+from specdec.kernels.types.quantized_tensor import NumberKind, QuantizedRows, QuantizedTensor
 from tests.quantized_rows import quantized_rows, random_rows
 
 

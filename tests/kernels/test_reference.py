@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from specdec.kernels.elementwise_reference import rms_norm, silu_and_mul
-from specdec.kernels.kv_copy_reference import move_kv
-from specdec.kernels.ragged_rows import MASKED_KEYS, TILE_ROWS
-from specdec.kernels.rotary_store_reference import rotary_store, rotate_
-from specdec.kernels.tree import DraftTree
-from specdec.kernels.tree_attention_reference import attend, attend_generic, merge, tree_attention
+from specdec.kernels.reference.elementwise import rms_norm, silu_and_mul
+from specdec.kernels.reference.kv_copy import move_kv
+from specdec.kernels.reference.rotary_store import rotary_store, rotate_
+from specdec.kernels.reference.tree_attention import attend, attend_generic, merge, tree_attention
+from specdec.kernels.types.ragged_rows import MASKED_KEYS, TILE_ROWS
+from specdec.kernels.types.tree import DraftTree
 from tests.kernels.attention_cases import DIM, KV_HEADS, Built, Case, Part, biases, build, star, windows
 from tests.strategies import draft_trees, seeds
 

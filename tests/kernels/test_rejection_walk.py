@@ -13,11 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels import rejection_walk_reference
-from specdec.kernels.rejection_walk import rejection_walk
-from specdec.kernels.residual import uniform
-from specdec.kernels.tree import ROOT, DraftTree
-from specdec.kernels.types import DraftProbs, Stream
+from specdec.kernels.reference import rejection_walk as rejection_walk_reference
+from specdec.kernels.triton.rejection_walk import rejection_walk
+from specdec.kernels.triton.residual import uniform
+from specdec.kernels.types.tree import ROOT, DraftTree
+from specdec.kernels.types.types import DraftProbs, Stream
 from specdec.verify.noise import uniforms
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
 from tests.kernels.walk_batches import NAN, NEVER, TOO_NEAR, Batch, as_lists, batch, in_order, margin, verified
@@ -39,7 +39,7 @@ def poisoned() -> Iterator[None]:
 def blocks_of(size: int) -> Iterator[None]:
     """Set how many tokens the kernel reads at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specdec.kernels.rejection_walk.BLOCK_SIZE", size)
+        patch.setattr("specdec.kernels.triton.rejection_walk.BLOCK_SIZE", size)
         yield
 
 

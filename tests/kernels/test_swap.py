@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels import kv_copy_reference
-from specdec.kernels.kv_copy import SWAP_CHUNK_SIZE, copy_between
-from specdec.kernels.pinned_memory import host_empty
+from specdec.kernels.reference import kv_copy as kv_copy_reference
+from specdec.kernels.triton.kv_copy import SWAP_CHUNK_SIZE, copy_between
+from specdec.kernels.types.pinned_memory import host_empty
 from tests.kernels.kernel_checks import BITS, DEVICE, huge
 from tests.strategies import seeds
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from specdec.kernels.threads import in_threads
+from specdec.kernels.types.threads import in_threads
 
 
 @pytest.mark.parametrize("threads", [1, 3])

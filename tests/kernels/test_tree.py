@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.kernels.tree import ROOT, DraftTree
+from specdec.kernels.types.tree import ROOT, DraftTree
 from tests.strategies import draft_trees
 from tests.trees import chain_of
 

@@ -12,11 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels import attention_plan, tree_attention_reference
-from specdec.kernels.attention_plan import CONFIGS, HOPPER_CONFIGS, AttentionGeometry, Chip, Plan, chip_of
-from specdec.kernels.ragged_rows import RaggedRows
-from specdec.kernels.tree import DraftTree
-from specdec.kernels.tree_attention import HEAD_DIMS, JOINED_PARTS, tree_attention
+from specdec.kernels.reference import tree_attention as tree_attention_reference
+from specdec.kernels.triton import attention_plan
+from specdec.kernels.triton.attention_plan import CONFIGS, HOPPER_CONFIGS, AttentionGeometry, Chip, Plan, chip_of
+from specdec.kernels.triton.tree_attention import HEAD_DIMS, JOINED_PARTS, tree_attention
+from specdec.kernels.types.ragged_rows import RaggedRows
+from specdec.kernels.types.tree import DraftTree
 from tests.kernels import attention_cases
 from tests.kernels.attention_cases import Case, Part, biases, blocks, build, star, windows
 from tests.kernels.kernel_checks import DEVICE, DTYPES, ROUNDING, huge, poisoned_outputs
@@ -143,7 +144,9 @@ def assert_attends(actual: Tensor, built: Built) -> None:
 @contextmanager
 def planning(processors: int, min_part: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specdec.kernels.tree_attention.chip_of", lambda device: Chip(processors, chip_of(device)[1]))
+        patch.setattr(
+            "specdec.kernels.triton.tree_attention.chip_of", lambda device: Chip(processors, chip_of(device)[1])
+        )
         patch.setattr(attention_plan, "MIN_PART", min_part)
         yield
 

@@ -10,10 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels import tree_walk_reference
-from specdec.kernels.tree import ROOT, DraftTree
-from specdec.kernels.tree_walk import tree_walk
-from specdec.kernels.types import NO_TOKEN, Acceptance, PackedTrees, Walk
+from specdec.kernels.reference import tree_walk as tree_walk_reference
+from specdec.kernels.triton.tree_walk import tree_walk
+from specdec.kernels.types.tree import ROOT, DraftTree
+from specdec.kernels.types.types import NO_TOKEN, Acceptance, PackedTrees, Walk
 from tests.kernels.kernel_checks import DEVICE, poisoned_outputs
 from tests.strategies import draft_trees, seeds
 from tests.trees import chain_of

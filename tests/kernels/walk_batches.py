@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.chance import Chance, PhiloxChance
-from specdec.kernels.host_walks import Rule, walk_rows
-from specdec.kernels.rejection_walk_reference import walk_rejection
-from specdec.kernels.tree import DraftTree
-from specdec.kernels.types import Acceptance, DraftProbs, NoiseColumns, NoiseKey, PackedTrees, Stream, Walk
+from specdec.kernels.reference.chance import Chance, PhiloxChance
+from specdec.kernels.reference.host_walks import Rule, walk_rows
+from specdec.kernels.reference.rejection_walk import walk_rejection
+from specdec.kernels.types.tree import DraftTree
+from specdec.kernels.types.types import Acceptance, DraftProbs, NoiseColumns, NoiseKey, PackedTrees, Stream, Walk
 from specdec.verify.noise import GumbelNoise, uniforms
 from tests.kernels.kernel_checks import DEVICE
 

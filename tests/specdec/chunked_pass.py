@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from specdec.cache.kv_cache import KVCache
 from specdec.execution.model_runner import ModelRunner
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.tree import TreeRow
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.tree import TreeRow
 from specdec.models.llama import LlamaModel, load_llama
 from tests.fakes import TINY
 from tests.kernel_sets import TORCH

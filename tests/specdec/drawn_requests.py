@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.request import Request, RequestGroup
 from specdec.draft_heads.drafting.drafter import DraftRow
-from specdec.kernels.tree import DraftTree
+from specdec.kernels.types.tree import DraftTree
 from specdec.scheduling.integrity import check_scheduler
 from tests.fakes import (
     RandomDrafter,

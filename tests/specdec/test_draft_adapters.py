@@ -9,7 +9,7 @@ import pytest
 from specdec import LLM, CheckpointError, LoRARequest, SamplingParams
 from specdec.core.engine_stats import TreeCount
 from specdec.core.outputs import TreeTrace
-from specdec.kernels.native_library import library_file
+from specdec.kernels.native.library import library_file
 from tests.lora_adapters import save_draft_adapter, save_merged_draft
 from tests.specdec.adapted_engine import GREEDY, engine, prompts
 from tests.specdec.world import World

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.outputs import RequestOutput
-from specdec.kernels.native_library import library_file
-from specdec.kernels.settings import Quantization
+from specdec.kernels.native.library import library_file
+from specdec.kernels.types.settings import Quantization
 from tests.coded_cache import KV_CACHE_DTYPES
 from tests.fakes import RandomDrafter
 from tests.profiles import num_cases

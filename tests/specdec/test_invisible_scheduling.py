@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.request import Request, RequestGroup
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
-from specdec.kernels.draft_trees import DraftTrees
-from specdec.kernels.kv_entries import KV_DTYPES, slot_bytes
+from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.kv_entries import KV_DTYPES, slot_bytes
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.step_cost import PreemptionCost
 from tests.coded_cache import KV_CACHE_DTYPES

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specdec import LLM, DraftShape, SamplingParams, Speculation
 from specdec.draft_heads.drafting.drafter import DraftRow
-from specdec.kernels.tree import DraftTree
+from specdec.kernels.types.tree import DraftTree
 from specdec.verify.sampling import Sampling
 from tests.coded_cache import KV_CACHE_DTYPES
 from tests.fakes import RandomDrafter

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from specdec import LLM, SamplingParams
+from specdec.building.engine_builder import EngineBuilder
 from specdec.cache.kv_cache import KVCache, KVDtypes, entry_bytes
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.llama_layer import LlamaLayer
-from specdec.engine.engine_builder import EngineBuilder
-from specdec.kernels import kv_entries
+from specdec.kernels.types import kv_entries
 from specdec.models.llama import load_llama, read_llama_config
 from tests.coded_cache import CODES, numbers_of
 from tests.fakes import edit_json, save_random_llama

@@ -32,7 +32,7 @@ def llm(folder: Path) -> LLM:
 
 def test_an_engine_on_a_cpu_does_without_triton() -> None:
     """It is not there on every machine, and takes a second to import."""
-    code = "import sys, specdec.engine.engine_builder; sys.exit('triton' in sys.modules)"
+    code = "import sys, specdec.building.engine_builder; sys.exit('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -9,8 +9,8 @@ import torch
 
 from specdec import LLM, BeamSearchParams, CheckpointError, LoRARequest, QueueFullError, SamplingParams
 from specdec.core.request import Request
-from specdec.kernels.native_adapters import NativeAdapters
-from specdec.kernels.native_library import library_file
+from specdec.kernels.native.adapters import NativeAdapters
+from specdec.kernels.native.library import library_file
 from specdec.verify.sampling import Sampling
 from tests.lora_adapters import merged, request_for, save_adapter
 from tests.specdec import oracle

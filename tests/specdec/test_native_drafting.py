@@ -10,9 +10,9 @@ import torch
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
-from specdec.kernels.native_library import library_file
-from specdec.kernels.settings import Quantization
-from specdec.kernels.tree import DraftTree
+from specdec.kernels.native.library import library_file
+from specdec.kernels.types.settings import Quantization
+from specdec.kernels.types.tree import DraftTree
 from tests.fakes import save_random_block
 from tests.specdec.world import BLOCKS, DRAFTS, VOCAB, World
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.draft_heads.heads.eagle3 import Eagle3Head
-from specdec.kernels.draft_trees import DraftTrees
-from specdec.kernels.native_library import library_file
-from specdec.kernels.tree import TreeRow
+from specdec.kernels.native.library import library_file
+from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.tree import TreeRow
 from tests.specdec.world import VOCAB, World
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")

@@ -6,7 +6,7 @@ import torch
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.draft_heads.drafting.drafter import DraftRow
-from specdec.kernels.tree import DraftTree
+from specdec.kernels.types.tree import DraftTree
 from tests.fakes import RandomDrafter, save_random_head, save_random_llama
 from tests.trees import chain_of
 

@@ -131,7 +131,7 @@ def test_copies_are_done_before_host_memory_is_freed(gpu: SimulatedGPU) -> None:
 
 
 def test_an_engine_takes_what_was_asked(gpu: SimulatedGPU, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.engine.engine_builder.measure_preemption_cost", lambda _: PreemptionCost())
+    monkeypatch.setattr("specdec.building.engine_builder.measure_preemption_cost", lambda _: PreemptionCost())
     save_random_llama(tmp_path / "target", head_dim=16)
     save_random_head(tmp_path / "head", head_dim=16)
     asked, of_connector = 300_000, 200_000

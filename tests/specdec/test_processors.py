@@ -16,7 +16,7 @@ import torch
 
 from specdec import LLM, SamplingParams
 from specdec.core.device import resolve_dtype
-from specdec.kernels.projection import is_bfloat16_fast, onednn_multiplies
+from specdec.kernels.reference.projection import is_bfloat16_fast, onednn_multiplies
 from tests.specdec.tiny_checkpoints import Tiny
 
 CPU = torch.device("cpu")
@@ -65,7 +65,7 @@ def test_auto_dtype(onednn: bool, instructions: bool, monkeypatch: pytest.Monkey
     assert (resolve_dtype("auto", CPU) == torch.bfloat16) == is_bfloat16_fast(CPU)
     assert not is_bfloat16_fast(CPU) or torch.cpu._is_avx512_bf16_supported()
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
-    monkeypatch.setattr("specdec.kernels.projection.onednn_multiplies", lambda *_: onednn)
+    monkeypatch.setattr("specdec.kernels.reference.projection.onednn_multiplies", lambda *_: onednn)
     assert resolve_dtype("auto", CPU) == (torch.bfloat16 if onednn and instructions else torch.float32)
 
 

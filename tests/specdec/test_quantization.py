@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from specdec import LLM, SamplingParams
+from specdec.building.block_identity import block_keys
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
-from specdec.engine.block_identity import block_keys
-from specdec.kernels.native_library import NUMBER_KINDS, library_file
-from specdec.kernels.packed_matrix import PackedMatrix
+from specdec.kernels.native.library import NUMBER_KINDS, library_file
+from specdec.kernels.native.packed_matrix import PackedMatrix
 from tests.quantized import dequantized
 from tests.specdec.saved_llama import edit_tensors, save_llama
 from tests.specdec.world import World
@@ -112,7 +112,7 @@ def test_the_draft_model_can_have_other_weights_than_the_target(
                 packed.append(self.fields.kind)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("specdec.kernels.native_operations.PackedMatrix", Watched)
+            patch.setattr("specdec.kernels.native.operations.PackedMatrix", Watched)
             llm = LLM(
                 world.folder / "target", dtype="float32", kernels="native", quantization=target_weights, **settings
             )

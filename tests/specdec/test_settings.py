@@ -11,12 +11,12 @@ import pytest
 import typer
 
 from specdec import DraftShape, SamplingParams
+from specdec.building.llm_settings import LLMSettings, engine_config
 from specdec.cli.app import app
 from specdec.config import EngineConfig
 from specdec.core.request_limits import RequestLimits
 from specdec.core.sampling_params import BeamSearchParams
-from specdec.engine.llm_settings import LLMSettings, engine_config
-from specdec.kernels.settings import check_settings, kinds_of, setting, settings_of
+from specdec.kernels.types.settings import check_settings, kinds_of, setting, settings_of
 from specdec.scheduling.scheduler_config import SchedulerConfig
 
 OWNERS = [SamplingParams, BeamSearchParams, DraftShape, EngineConfig, SchedulerConfig, RequestLimits]

@@ -9,7 +9,7 @@ import torch
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.request import RequestGroup
-from specdec.kernels.native_library import library_file
+from specdec.kernels.native.library import library_file
 from specdec.scheduling.integrity import check_scheduler
 from specdec.verify.sampling import Sampling
 from tests.specdec import oracle

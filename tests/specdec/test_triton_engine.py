@@ -13,11 +13,11 @@ from transformers import LlamaForCausalLM
 from specdec import LLM, LoRARequest, SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
-from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.kernel_set import choose_kernels
-from specdec.kernels.native_library import library_file
-from specdec.kernels.quantized_linear import QuantizedProjection
-from specdec.kernels.tree import DraftTree, TreeRow
+from specdec.kernels.native.library import library_file
+from specdec.kernels.triton.quantized_linear import QuantizedProjection
+from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.tree import DraftTree, TreeRow
 from specdec.verify.noise import GumbelNoise
 from tests.baichuan import save_baichuan
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama

@@ -25,7 +25,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specdec import LoRARequest
-from specdec.kernels.kv_entries import KV_DTYPES
+from specdec.kernels.types.kv_entries import KV_DTYPES
 from tests.baichuan import Baichuan, save_baichuan
 from tests.coded_cache import as_stored
 from tests.fakes import (

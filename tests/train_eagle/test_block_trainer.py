@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specdec.train_eagle import block_pass
-from specdec.train_eagle.block_trainer import BlockTrainer
-from specdec.train_eagle.features import FeatureBatch
-from specdec.train_eagle.head_trainer import LossSettings
-from specdec.train_eagle.unrolled_loss import UnrolledLoss
+from specdec.train_eagle.passes import block_pass
+from specdec.train_eagle.passes.features import FeatureBatch
+from specdec.train_eagle.training.block_trainer import BlockTrainer
+from specdec.train_eagle.training.head_trainer import LossSettings
+from specdec.train_eagle.training.unrolled_loss import UnrolledLoss
 from tests.block_heads import Block, block, path_logits, slots, states
 from tests.checkpoints import FEW, TARGET_HIDDEN, TARGET_OUT, VOCAB
 from tests.draft_heads.built_blocks import built

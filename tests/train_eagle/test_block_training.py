@@ -14,17 +14,17 @@ from specdec.cli.inspection import Inspection
 from specdec.draft_heads.drafting.block_drafter import BlockDrafter
 from specdec.draft_heads.heads.block_head import BlockHead
 from specdec.draft_heads.llama.llama_layer import LlamaLayer
-from specdec.train_eagle.accuracy import NO_TOKEN, accuracy, token_ranks
-from specdec.train_eagle.chat_mask import Sample
-from specdec.train_eagle.features import OnlineFeatures
-from specdec.train_eagle.head_export import from_folder
-from specdec.train_eagle.head_trainer import LossSettings
-from specdec.train_eagle.prepared_data import PreparedData
-from specdec.train_eagle.read_config import read_config
-from specdec.train_eagle.train_plan import TrainPlan
-from specdec.train_eagle.train_run import Run
-from specdec.train_eagle.training_kinds import TRAINING_KINDS
-from specdec.train_eagle.training_state import saved_run
+from specdec.train_eagle.data.chat_mask import Sample
+from specdec.train_eagle.data.prepared_data import PreparedData
+from specdec.train_eagle.evaluation.accuracy import NO_TOKEN, accuracy, token_ranks
+from specdec.train_eagle.passes.features import OnlineFeatures
+from specdec.train_eagle.training.head_export import from_folder
+from specdec.train_eagle.training.head_trainer import LossSettings
+from specdec.train_eagle.training.read_config import read_config
+from specdec.train_eagle.training.train_plan import TrainPlan
+from specdec.train_eagle.training.train_run import Run
+from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
+from specdec.train_eagle.training.training_state import saved_run
 from tests import stages
 from tests.fakes import save_random_llama
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from specdec.train_eagle.chat_mask import BadConversation, ChatMask, Message, Sample, preview
+from specdec.train_eagle.data.chat_mask import BadConversation, ChatMask, Message, Sample, preview
 from tests.specdec.metaspace_llama import TOKENIZER, ids
 
 CHATML = (

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.train_eagle.chat_mask import BadConversation, Message
-from specdec.train_eagle.conversations import (
+from specdec.train_eagle.data.chat_mask import BadConversation, Message
+from specdec.train_eagle.data.conversations import (
     BadData,
     DatasetSource,
     Entry,

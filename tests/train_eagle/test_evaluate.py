@@ -16,16 +16,16 @@ from specdec import LLM, DraftShape, SamplingParams
 from specdec.config import EAGLE2_SHAPE, default_shape
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.draft_heads.formats.head_kinds import KINDS
-from specdec.train_eagle import speed
-from specdec.train_eagle.accuracy import NO_TOKEN, accuracy, token_ranks
-from specdec.train_eagle.chat_mask import BadConversation, Sample
-from specdec.train_eagle.chat_prompts import question
-from specdec.train_eagle.conversations import BadData, Entry, Place
-from specdec.train_eagle.evaluation import Evaluation
-from specdec.train_eagle.features import OnlineFeatures
-from specdec.train_eagle.head_evaluation import accepted_shares, answer, evaluate, measure_tau
-from specdec.train_eagle.head_trainer import LossSettings
-from specdec.train_eagle.training_kinds import TRAINING_KINDS
+from specdec.train_eagle.data.chat_mask import BadConversation, Sample
+from specdec.train_eagle.data.chat_prompts import question
+from specdec.train_eagle.data.conversations import BadData, Entry, Place
+from specdec.train_eagle.evaluation import speed
+from specdec.train_eagle.evaluation.accuracy import NO_TOKEN, accuracy, token_ranks
+from specdec.train_eagle.evaluation.evaluation import Evaluation
+from specdec.train_eagle.evaluation.head_evaluation import accepted_shares, answer, evaluate, measure_tau
+from specdec.train_eagle.passes.features import OnlineFeatures
+from specdec.train_eagle.training.head_trainer import LossSettings
+from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
 from tests import stages
 from tests.fakes import TINY, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.profiles import num_cases

@@ -19,11 +19,11 @@ from specdec.draft_heads.heads.eagle import EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Head
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.models.llama import LlamaModel, load_llama
-from specdec.train_eagle.evaluation import Evaluation, Measured
-from specdec.train_eagle.head_trainer import LossSettings
-from specdec.train_eagle.prepared_data import PreparedData
-from specdec.train_eagle.training_kinds import TRAINING_KINDS
-from specdec.train_eagle.training_state import TrainingState
+from specdec.train_eagle.data.prepared_data import PreparedData
+from specdec.train_eagle.evaluation.evaluation import Evaluation, Measured
+from specdec.train_eagle.training.head_trainer import LossSettings
+from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
+from specdec.train_eagle.training.training_state import TrainingState
 from tests import stages
 from tests.fakes import edit_json, save_random_eagle3, save_random_head, save_random_llama
 from tests.kernel_sets import TORCH
@@ -142,7 +142,7 @@ def test_large_weights_are_written_whole(
     kind: str, target: Path, model: LlamaModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Products lay large weights out anew and drop the old layout; those of a head to be exported must not."""
-    monkeypatch.setattr("specdec.kernels.projection.SMALL_BYTES", 0)
+    monkeypatch.setattr("specdec.kernels.reference.projection.SMALL_BYTES", 0)
     save_run(kind, tmp_path / "run", target, model)
     export("--run", tmp_path / "run", "--out", tmp_path / "out", "--dtype", "float32")
     export("--draft", tmp_path / "out", "--out", tmp_path / "again", "--dtype", "float32")

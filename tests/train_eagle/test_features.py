@@ -10,11 +10,11 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from specdec import LLM
 from specdec.draft_heads.heads.draft_head import TargetOutput
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.tree import TreeRow
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.tree import TreeRow
 from specdec.models.llama import load_llama
-from specdec.train_eagle.chat_mask import Sample
-from specdec.train_eagle.features import PARTS, FeatureBatch, FeatureStore, OnlineFeatures
+from specdec.train_eagle.data.chat_mask import Sample
+from specdec.train_eagle.passes.features import PARTS, FeatureBatch, FeatureStore, OnlineFeatures
 from tests.baichuan import save_baichuan
 from tests.fakes import TINY, save_random_llama
 from tests.kernel_sets import TORCH

@@ -17,12 +17,12 @@ from specdec.draft_heads.heads.draft_head import TargetOutput
 from specdec.draft_heads.heads.eagle import EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Head
 from specdec.draft_heads.llama.rope import Rotary, rotary_at
-from specdec.kernels.projection import onednn_multiplies, padded_rows
+from specdec.kernels.reference.projection import onednn_multiplies, padded_rows
 from specdec.models.llama import LlamaModel, load_llama
-from specdec.train_eagle.chat_mask import Sample
-from specdec.train_eagle.features import FeatureBatch, OnlineFeatures
-from specdec.train_eagle.head_trainer import LossSettings
-from specdec.train_eagle.training_kinds import TRAINING_KINDS
+from specdec.train_eagle.data.chat_mask import Sample
+from specdec.train_eagle.passes.features import FeatureBatch, OnlineFeatures
+from specdec.train_eagle.training.head_trainer import LossSettings
+from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
 from tests.fakes import TINY, save_random_llama
 from tests.kernel_sets import TORCH
 from tests.profiles import num_cases

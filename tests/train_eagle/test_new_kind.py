@@ -13,12 +13,12 @@ from specdec.draft_heads.formats.head_kinds import KINDS, load_head
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.models.llama import load_llama
 from specdec.models.llama_draft import holds_llama
-from specdec.train_eagle.accuracy import accuracy
-from specdec.train_eagle.chat_mask import Sample
-from specdec.train_eagle.prepared_data import PreparedData
-from specdec.train_eagle.read_config import read_config
-from specdec.train_eagle.train_run import Run
-from specdec.train_eagle.training_kinds import TRAINING_KINDS
+from specdec.train_eagle.data.chat_mask import Sample
+from specdec.train_eagle.data.prepared_data import PreparedData
+from specdec.train_eagle.evaluation.accuracy import accuracy
+from specdec.train_eagle.training.read_config import read_config
+from specdec.train_eagle.training.train_run import Run
+from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
 from tests import stages
 from tests.fakes import TINY, save_random_llama
 from tests.gated_head import GatedHead, GatedKind, GatedTraining

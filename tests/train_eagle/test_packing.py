@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.train_eagle.features import packed
+from specdec.train_eagle.passes.features import packed
 
 
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(50, 120), st.integers(0, 9))

@@ -14,10 +14,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specdec.models.tokenizer import load_pretrained
-from specdec.train_eagle import prepared_data
-from specdec.train_eagle.chat_mask import ChatMask, Message, Sample
-from specdec.train_eagle.preparation import prepare
-from specdec.train_eagle.prepared_data import PreparedData
+from specdec.train_eagle.data import prepared_data
+from specdec.train_eagle.data.chat_mask import ChatMask, Message, Sample
+from specdec.train_eagle.data.preparation import prepare
+from specdec.train_eagle.data.prepared_data import PreparedData
 from tests import stages
 
 TEMPLATE = (

@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from specdec import LLM, SamplingParams, llm
 from specdec.cli.inspection import Inspection
-from specdec.train_eagle import train_run
-from specdec.train_eagle.preparation import prepare
-from specdec.train_eagle.prepared_data import PreparedData
+from specdec.train_eagle.data.preparation import prepare
+from specdec.train_eagle.data.prepared_data import PreparedData
 from specdec.train_eagle.program import main
-from specdec.train_eagle.read_config import read_config
-from specdec.train_eagle.train_run import Run
+from specdec.train_eagle.training import train_run
+from specdec.train_eagle.training.read_config import read_config
+from specdec.train_eagle.training.train_run import Run
 from tests.fakes import edit_json
 from tests.word_llama import WORDS, save_word_llama
 

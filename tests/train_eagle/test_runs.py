@@ -11,7 +11,7 @@ import yaml
 
 from specdec.config import DEMO
 from specdec.train_eagle import program
-from specdec.train_eagle.read_config import read_config
+from specdec.train_eagle.training.read_config import read_config
 
 RUNS = Path(__file__).parents[2] / "runs"
 SCRIPTS = sorted(RUNS.glob("*.sh"))

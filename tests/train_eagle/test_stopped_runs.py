@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specdec.train_eagle.train_run import Run
+from specdec.train_eagle.training.train_run import Run
 from tests.training_runs import command, config, environment, last, main, save_own_words, save_target
 
 
@@ -32,7 +32,7 @@ def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 STEPPING = """
 import sys
 from specdec.train_eagle.program import main
-from specdec.train_eagle.train_run import Run
+from specdec.train_eagle.training.train_run import Run
 real = Run.step
 def step(run, number):
     print("step", number, flush=True)

@@ -8,12 +8,12 @@ import yaml
 
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.train_eagle import stage_command
-from specdec.train_eagle.chat_mask import Sample
+from specdec.train_eagle.data.chat_mask import Sample
 from specdec.train_eagle.program import main
-from specdec.train_eagle.read_config import read_config
-from specdec.train_eagle.train_config import RECIPES, LossKind
-from specdec.train_eagle.train_plan import TrainPlan
-from specdec.train_eagle.training_kinds import TRAINING_KINDS
+from specdec.train_eagle.training.read_config import read_config
+from specdec.train_eagle.training.train_config import RECIPES, LossKind
+from specdec.train_eagle.training.train_plan import TrainPlan
+from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
 
 
 def samples(count: int, length: int = 200) -> list[Sample]:

@@ -16,11 +16,11 @@ from specdec.cli.inspection import Inspection
 from specdec.config import EAGLE2_SHAPE, default_shape
 from specdec.draft_heads.heads.eagle3 import Eagle3Head, Eagle3Layer
 from specdec.draft_heads.llama.llama_layer import LlamaLayer
-from specdec.train_eagle import train_log
-from specdec.train_eagle.head_evaluation import measure_tau
+from specdec.train_eagle.evaluation.head_evaluation import measure_tau
 from specdec.train_eagle.program import main as program
-from specdec.train_eagle.read_config import read_config
-from specdec.train_eagle.train_run import Run
+from specdec.train_eagle.training import train_log
+from specdec.train_eagle.training.read_config import read_config
+from specdec.train_eagle.training.train_run import Run
 from tests.fakes import edit_json
 from tests.training_runs import command, config, environment, last, losses, main, save_own_words, save_target
 

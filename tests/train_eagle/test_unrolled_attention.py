@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer
 from specdec.draft_heads.llama.rope import RopeConfig, Rotary, rotary_at
-from specdec.train_eagle import unrolled_attention
-from specdec.train_eagle.unrolled_attention import UnrolledAttention, plain_attention, plain_attention_backward
+from specdec.train_eagle.passes import unrolled_attention
+from specdec.train_eagle.passes.unrolled_attention import UnrolledAttention, plain_attention, plain_attention_backward
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec.train_eagle import unrolled_loss as module
-from specdec.train_eagle.unrolled_loss import LossKind, UnrolledLoss, unrolled_loss
+from specdec.train_eagle.training import unrolled_loss as module
+from specdec.train_eagle.training.unrolled_loss import LossKind, UnrolledLoss, unrolled_loss
 
 KINDS: tuple[LossKind, ...] = ("ce", "kl", "lk-hybrid", "ce-l1")
 

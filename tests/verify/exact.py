@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from specdec.kernels.tree import ROOT, DraftTree
-from specdec.kernels.types import Acceptance
+from specdec.kernels.types.tree import ROOT, DraftTree
+from specdec.kernels.types.types import Acceptance
 from tests.trees import path_to
 
 T = TypeVar("T", bound=Hashable)

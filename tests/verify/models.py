@@ -4,7 +4,7 @@ import random
 
 from hypothesis import strategies as st
 
-from specdec.kernels.tree import ROOT, DraftTree
+from specdec.kernels.types.tree import ROOT, DraftTree
 from tests.strategies import seeds
 from tests.verify.exact import Model, Shape
 

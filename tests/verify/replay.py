@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.kernels.tree import DraftTree
-from specdec.kernels.types import Acceptance
+from specdec.kernels.types.tree import DraftTree
+from specdec.kernels.types.types import Acceptance
 from tests.verify.exact import Chooser, ExactChance, Model, Rule, outcomes, target_of
 
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.tree import DraftTree
-from specdec.kernels.types import Acceptance
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.tree import DraftTree
+from specdec.kernels.types.types import Acceptance
 from specdec.verify.sampling import Context
 from specdec.verify.transforms import NodeRows
 from specdec.verify.verifier import Verifier, node_rows

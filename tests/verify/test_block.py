@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.kernels.block_walk_reference import walk_block
-from specdec.kernels.rejection_walk_reference import walk_rejection
-from specdec.kernels.tree import ROOT, DraftTree
-from specdec.kernels.types import NO_TOKEN, Acceptance
+from specdec.kernels.reference.block_walk import walk_block
+from specdec.kernels.reference.rejection_walk import walk_rejection
+from specdec.kernels.types.tree import ROOT, DraftTree
+from specdec.kernels.types.types import NO_TOKEN, Acceptance
 from tests.trees import chain_of
 from tests.verify.exact import Chooser, Model, chain_shape, drawn_tree, outcomes
 from tests.verify.fixed_coins import LARGEST_COIN, FixedCoins, vector

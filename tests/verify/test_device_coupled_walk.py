@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.kernels.kernel_set import choose_kernels
-from specdec.kernels.tree import DraftTree
-from specdec.kernels.types import NO_TOKEN
+from specdec.kernels.types.tree import DraftTree
+from specdec.kernels.types.types import NO_TOKEN
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.verifier import CoupledVerifier

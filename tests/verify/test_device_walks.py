@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.tree import DraftTree
-from specdec.kernels.types import NO_TOKEN, Acceptance
+from specdec.kernels.types.tree import DraftTree
+from specdec.kernels.types.types import NO_TOKEN, Acceptance
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.verifier import WeighingVerifier
 from tests.kernel_sets import REFERENCES, TORCH

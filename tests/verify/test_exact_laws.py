@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.kernels.block_walk_reference import walk_block
-from specdec.kernels.rejection_walk_reference import walk_rejection
-from specdec.kernels.tree import ROOT, DraftTree
-from specdec.kernels.tree_walk_reference import follow
+from specdec.kernels.reference.block_walk import walk_block
+from specdec.kernels.reference.rejection_walk import walk_rejection
+from specdec.kernels.reference.tree_walk import follow
+from specdec.kernels.types.tree import ROOT, DraftTree
 from tests.profiles import num_cases
 from tests.strategies import seeds
 from tests.verify.exact import (

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from specdec.kernels import block_walk_reference as block
-from specdec.kernels import rejection_walk_reference as rejection
-from specdec.kernels.tree import DraftTree
+from specdec.kernels.reference import block_walk as block
+from specdec.kernels.reference import rejection_walk as rejection
+from specdec.kernels.types.tree import DraftTree
 from tests.verify.exact import Model, Rule, Shape, assert_target_law, chain_shape, fixed_law, sampled_law
 
 FORKS: list[Shape] = [((), (), ()), (((), ()), ((),))]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.kernels.types import NoiseKey, Stream
+from specdec.kernels.types.types import NoiseKey, Stream
 from specdec.verify.noise import GumbelNoise, gumbel, uniforms
 
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.kernels.block_walk_reference import walk_block
-from specdec.kernels.chance import PhiloxChance
-from specdec.kernels.rejection_walk_reference import walk_rejection
-from specdec.kernels.tree import ROOT, DraftTree
-from specdec.kernels.tree_walk_reference import follow
-from specdec.kernels.types import Acceptance, NoiseKey
+from specdec.kernels.reference.block_walk import walk_block
+from specdec.kernels.reference.chance import PhiloxChance
+from specdec.kernels.reference.rejection_walk import walk_rejection
+from specdec.kernels.reference.tree_walk import follow
+from specdec.kernels.types.tree import ROOT, DraftTree
+from specdec.kernels.types.types import Acceptance, NoiseKey
 from specdec.verify.noise import GumbelNoise, gumbel
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits

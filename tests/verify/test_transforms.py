@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.kernels.tree import DraftTree
+from specdec.kernels.types.tree import DraftTree
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from tests.kernel_sets import TORCH

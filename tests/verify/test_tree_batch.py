@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
-from specdec.kernels.tree import ROOT, DraftTree, TreeRow, split_words
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
+from specdec.kernels.types.tree import ROOT, DraftTree, TreeRow, split_words
 from specdec.verify.tree_batch import TreeBatch, pad_block_tables, slots_of
 from tests.strategies import draft_trees, seeds, shuffled_tables
 

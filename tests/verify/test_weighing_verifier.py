@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels.block_walk_reference import walk_block
-from specdec.kernels.chance import Chance, PhiloxChance
-from specdec.kernels.host_walks import Rule, host_walk
-from specdec.kernels.rejection_walk_reference import walk_rejection
-from specdec.kernels.tree import ROOT, DraftTree
-from specdec.kernels.types import NO_TOKEN, Acceptance, NoiseKey
+from specdec.kernels.reference.block_walk import walk_block
+from specdec.kernels.reference.chance import Chance, PhiloxChance
+from specdec.kernels.reference.host_walks import Rule, host_walk
+from specdec.kernels.reference.rejection_walk import walk_rejection
+from specdec.kernels.types.tree import ROOT, DraftTree
+from specdec.kernels.types.types import NO_TOKEN, Acceptance, NoiseKey
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from specdec.kernels.device_trees import NO_PROBS
-from specdec.kernels.draft_trees import DraftTrees
+from specdec.kernels.types.device_trees import NO_PROBS
+from specdec.kernels.types.draft_trees import DraftTrees
 
 
 def probs_of(trees: DraftTrees, row: int) -> Tensor:

@@ -151,7 +151,7 @@ def test_death_under_load_then_service_then_an_end_with_grace(
         (folder / "old").rename(folder / "head")
         served.run(close(served.llm))
     # The log of the process is the program's: of two starts, and of two heads that were to replace the first.
-    warnings = [record for record in caplog.records if record.name == "specdec.engine.draft_loader"]
+    warnings = [record for record in caplog.records if record.name == "specdec.building.draft_loader"]
     assert (
         sum("engine process: " in record.message and "has 256 positions" in record.message for record in warnings) == 4
     )

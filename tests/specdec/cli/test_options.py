@@ -12,7 +12,7 @@ import typer
 from specdec.cli.options import EARLIER, PANELS
 from specdec.config import EngineConfig, Verify
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.kernels.settings import settings_of
+from specdec.kernels.types.settings import settings_of
 from specdec.train_eagle.program import app, main
 
 GROUP: Any = typer.main.get_command(app)

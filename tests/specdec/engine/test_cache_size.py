@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from specdec import LLM, DraftShape
+from specdec.building.memory_profile import CPU_CACHE_BYTES, Rehearsal, cache_bytes
 from specdec.cache.kv_cache import entry_bytes
 from specdec.config import EngineConfig
-from specdec.engine.memory_profile import CPU_CACHE_BYTES, Rehearsal, cache_bytes
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from tests.specdec.world import World
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.outputs import RequestOutput
 from specdec.engine.choice_prompts import common_length
-from specdec.kernels.draft_trees import DraftTrees
-from specdec.kernels.native_library import library_file
-from specdec.kernels.tree import TreeRow
+from specdec.kernels.native.library import library_file
+from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.tree import TreeRow
 from tests.specdec.world import World
 
 QUIET: dict[str, Any] = {"adaptive_drafts": False, "prefill_stretch": 0}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specdec import LLM, DraftShape, RequestOutput, SamplingParams
-from specdec.kernels.native_library import library_file
+from specdec.kernels.native.library import library_file
 from specdec.scheduling.rank_values import FILE
 from tests.fakes import edit_json, save_random_block, save_random_eagle3
 from tests.specdec.saved_llama import edit_tensors

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from specdec import LLM
+from specdec.building import host_memory
+from specdec.building.host_memory import available_memory, check_memory
+from specdec.building.llm_settings import engine_config
 from specdec.config import DEMO, EngineConfig
-from specdec.engine import host_memory
-from specdec.engine.host_memory import available_memory, check_memory
-from specdec.engine.llm_settings import engine_config
 from specdec.kv_transfer.kv_transfer_config import KVTransferConfig
 
 GIB = 1 << 30

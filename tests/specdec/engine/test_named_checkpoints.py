@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from specdec import LLM, AsyncLLM
+from specdec.building.resolved_config import resolved_config
+from specdec.building.shipped_heads import HEADS
 from specdec.cli.app import main
 from specdec.config import DEMO_HEAD
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
-from specdec.engine.resolved_config import resolved_config
-from specdec.engine.shipped_heads import HEADS
 from tests.fakes import edit_json
 from tests.specdec.tiny_checkpoints import Tiny
 

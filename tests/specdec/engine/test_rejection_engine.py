@@ -12,8 +12,8 @@ from torch import Tensor
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
-from specdec.kernels.host_sampling import HostSampling
-from specdec.kernels.types import NoiseKey, Stream
+from specdec.kernels.reference.sampling import HostSampling
+from specdec.kernels.types.types import NoiseKey, Stream
 from specdec.verify.noise import gumbel, uniforms
 from tests.fakes import save_random_block, save_random_head, save_random_llama
 from tests.profiles import IS_NIGHTLY

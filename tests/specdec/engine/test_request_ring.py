@@ -16,7 +16,7 @@ from specdec.core.detokenizer import Detokenizer
 from specdec.core.request import Request
 from specdec.engine import request_ring
 from specdec.engine.request_ring import LONGEST, Kept, RequestRing, RingFolder
-from specdec.train_eagle.prepared_data import PreparedData
+from specdec.train_eagle.data.prepared_data import PreparedData
 from specdec.verify.sampling import Sampling
 from tests.specdec.world import World
 

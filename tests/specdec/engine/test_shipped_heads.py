@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig as HubConfig
 
+from specdec.building import resolved_config as resolution
+from specdec.building import shipped_heads
+from specdec.building.resolved_config import Sources, resolved_config
+from specdec.building.shipped_heads import HEADS, shipped_head
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.engine import resolved_config as resolution
-from specdec.engine import shipped_heads
-from specdec.engine.resolved_config import Sources, resolved_config
-from specdec.engine.shipped_heads import HEADS, shipped_head
 from tests.fakes import edit_json, save_random_head
 from tests.specdec.gguf_writing import TOKENS, random_model, write_gguf
 from tests.specdec.tiny_checkpoints import Tiny

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec import LLM, SamplingParams
+from specdec.building.tap_probe import NEW_TOKENS, QUESTIONS, TapProbe, prompts_for, settle_taps
 from specdec.draft_heads.formats.head_kind import LoadedHead
 from specdec.draft_heads.formats.head_kinds import KINDS, load_head
 from specdec.draft_heads.formats.tap_ids import KEY
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.engine.tap_probe import NEW_TOKENS, QUESTIONS, TapProbe, prompts_for, settle_taps
 from specdec.models.llama import LlamaModel, load_llama
 from tests.checkpoints import TARGET_HIDDEN, TARGET_LAYERS, VOCAB
 from tests.draft_heads.dense_head import DenseHead

@@ -11,7 +11,7 @@ from specdec import LLM, CompletionOutput, DraftShape, SamplingParams, Speculati
 from specdec.core.outputs import TreeTrace
 from specdec.core.request import Request
 from specdec.engine.tree_trace import node_probs
-from specdec.kernels.tree import DraftTree
+from specdec.kernels.types.tree import DraftTree
 from specdec.scheduling.step_cost import StepCost
 from tests.fakes import save_random_head, save_random_llama
 from tests.simulated_gpu import simulated_gpu

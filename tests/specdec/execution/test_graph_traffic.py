@@ -19,7 +19,7 @@ from specdec.draft_heads.drafting.tree_draw import DrawSizes
 from specdec.execution.dummy_rows import dummy_batch, dummy_draft_rows
 from specdec.execution.graph_capture import MAX_DRAFT_PROBS_BYTES, draft_probs_buffer
 from specdec.execution.step_graphs import TOKEN_BUCKETS, GraphLimits, StepGraphs
-from specdec.kernels.attention_plan import (
+from specdec.kernels.triton.attention_plan import (
     CONFIGS,
     HOPPER_CONFIGS,
     AttentionGeometry,
@@ -27,11 +27,11 @@ from specdec.kernels.attention_plan import (
     best_height,
     reachable_heights,
 )
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.integers import ceil_div, next_power_of_2
-from specdec.kernels.plan_buffer import PlanCapacity, most_tiles
-from specdec.kernels.ragged_rows import RaggedRows
-from specdec.kernels.tree import ROOT, DraftTree, TreeRow
+from specdec.kernels.triton.plan_buffer import PlanCapacity, most_tiles
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.integers import ceil_div, next_power_of_2
+from specdec.kernels.types.ragged_rows import RaggedRows
+from specdec.kernels.types.tree import ROOT, DraftTree, TreeRow
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree_batch import TreeBatch
 

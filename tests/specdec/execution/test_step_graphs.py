@@ -16,9 +16,9 @@ from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.execution.graph_capture import capture_drafting, capture_passes
 from specdec.execution.step_graphs import TOKEN_BUCKETS, GraphLimits, StepGraphs
-from specdec.kernels.attention_plan import Chip, chip_of
-from specdec.kernels.draft_trees import DraftTrees, HostTrees
-from specdec.kernels.tree import DraftTree, TreeRow
+from specdec.kernels.triton.attention_plan import Chip, chip_of
+from specdec.kernels.types.draft_trees import DraftTrees, HostTrees
+from specdec.kernels.types.tree import DraftTree, TreeRow
 from specdec.verify.sampling import Context, Sampling
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.profiles import num_cases
@@ -78,7 +78,7 @@ def capture_all(llm: LLM, recorder: Recorder, proposal: Proposal = Proposal.DRAW
 def small_chip() -> Iterator[None]:
     """Few processors: the interpreter runs the programs of a plan one after another, unused ones as well."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specdec.kernels.attention_plan.H100", Chip(4, True))
+        patch.setattr("specdec.kernels.triton.attention_plan.H100", Chip(4, True))
         chip_of.cache_clear()
         yield
     chip_of.cache_clear()

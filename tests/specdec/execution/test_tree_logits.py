@@ -11,8 +11,8 @@ from transformers import LlamaForCausalLM
 
 from specdec.cache.kv_cache import KVCache
 from specdec.execution.model_runner import ModelRunner
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.tree import DraftTree, TreeRow
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.tree import DraftTree, TreeRow
 from specdec.models.llama import LlamaModel, load_llama
 from tests.fakes import TINY, save_random_llama
 from tests.kernel_sets import TORCH

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specdec import LLM, DraftShape, SamplingParams
+from specdec.building.ranked_connector import RankedConnector
 from specdec.core.outputs import CompletionOutput
-from specdec.engine.ranked_connector import RankedConnector
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
 from tests.specdec.world import World
 

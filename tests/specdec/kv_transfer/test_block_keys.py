@@ -2,9 +2,9 @@
 
 import pytest
 
-from specdec.engine.block_identity import place_of
+from specdec.building.block_identity import place_of
 from specdec.kv_transfer.cache_identity import BlockKeys
-from specdec.models.rank_layout import RankLayout
+from specdec.parallel.rank_layout import RankLayout
 
 
 def test_the_key_of_a_single_rank_stays_as_it_is() -> None:

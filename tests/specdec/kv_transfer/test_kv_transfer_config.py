@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from specdec.building.llm_settings import engine_config
 from specdec.config import EngineConfig
-from specdec.engine.llm_settings import engine_config
 from specdec.kv_transfer.kv_transfer_config import parse_kv_transfer_config
 from specdec.kv_transfer.tier_settings import MooncakeSettings, Tiers, tiers_of
 

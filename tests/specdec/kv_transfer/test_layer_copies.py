@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.kernels.native_library import library_file
+from specdec.kernels.native.library import library_file
 from specdec.kv_transfer import layer_copies
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
 from specdec.scheduling.integrity import check_pool

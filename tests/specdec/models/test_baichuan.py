@@ -16,12 +16,12 @@ from specdec.draft_heads.llama.alibi import alibi_slopes
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.execution.model_runner import ModelRunner
-from specdec.kernels.draft_trees import HostTrees
 from specdec.kernels.kernel_set import choose_kernels
-from specdec.kernels.native_library import library_file
-from specdec.kernels.quantized_tensor import QuantizedTensor
-from specdec.kernels.settings import KernelChoice
-from specdec.kernels.tree import DraftTree, TreeRow
+from specdec.kernels.native.library import library_file
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.quantized_tensor import QuantizedTensor
+from specdec.kernels.types.settings import KernelChoice
+from specdec.kernels.types.tree import DraftTree, TreeRow
 from specdec.models.llama import load_llama, normalised
 from specdec.verify.noise import GumbelNoise
 from tests.baichuan import CONFIG, NORMALISED, ROTARY, Baichuan, save_baichuan, slopes

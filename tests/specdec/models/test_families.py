@@ -10,8 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, MistralConfig, PreTra
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
-from specdec.kernels.native_library import library_file
-from specdec.kernels.settings import KernelChoice
+from specdec.kernels.native.library import library_file
+from specdec.kernels.types.settings import KernelChoice
 from specdec.models.llama import load_llama
 from tests.fakes import TINY, edit_json, save_random_head
 from tests.kernel_sets import TORCH

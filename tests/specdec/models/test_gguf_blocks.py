@@ -14,8 +14,8 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor, nn
 
 from specdec import LLM, SamplingParams
-from specdec.kernels.native_library import library_file
-from specdec.kernels.quantized_tensor import QuantizedTensor
+from specdec.kernels.native.library import library_file
+from specdec.kernels.types.quantized_tensor import QuantizedTensor
 from specdec.models.gguf_blocks import READERS
 from specdec.models.gguf_file import GgufFile
 from tests.fakes import save_random_head

@@ -14,9 +14,9 @@ from specdec import LLM, AsyncLLM, SamplingParams
 from specdec.cli.app import main
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.models.hub import checkpoint_path, shown_name
-from specdec.train_eagle.head_export import from_folder
-from specdec.train_eagle.prepared_data import PreparedData
+from specdec.train_eagle.data.prepared_data import PreparedData
 from specdec.train_eagle.program import main as program
+from specdec.train_eagle.training.head_export import from_folder
 from tests.fakes import edit_json
 from tests.specdec.hub_stand_in import GATED, HubStandIn, hub_stand_in
 from tests.specdec.tiny_checkpoints import Tiny

@@ -14,8 +14,8 @@ from specdec import LLM, SamplingParams
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.execution.model_runner import LONGEST_MEASURED, ModelRunner
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.tree import TreeRow
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.tree import TreeRow
 from specdec.models.llama import load_llama
 from specdec.verify.tree_batch import TreeBatch
 from tests.fakes import edit_json, save_random_head

@@ -12,8 +12,8 @@ from transformers import LlamaForCausalLM
 
 from specdec import LLM, SamplingParams
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
-from specdec.kernels.native_library import library_file
-from specdec.kernels.quantized_tensor import QuantizedTensor
+from specdec.kernels.native.library import library_file
+from specdec.kernels.types.quantized_tensor import QuantizedTensor
 from specdec.models.checkpoint import read_weights
 from specdec.models.llama import load_llama
 from tests.kernel_sets import TORCH

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specdec import LLM
-from specdec.engine.worker_builder import WorkerBuilder
+from specdec.building.worker_builder import WorkerBuilder
 from specdec.execution.worker import Worker
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.kv_transfer.offloading_connector import OffloadingConnector

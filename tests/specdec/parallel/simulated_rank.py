@@ -2,7 +2,7 @@
 
     python -m tests.specdec.parallel.simulated_rank DESCRIPTOR STORE
 
-is `specdec.engine.follower` on a simulated GPU.
+is `specdec.building.follower` on a simulated GPU.
 """
 
 import os
@@ -81,7 +81,7 @@ def simulated_rank(patch: pytest.MonkeyPatch, rank: int) -> Iterator[SimulatedGP
                 super().__init__(gpu, *arguments)
 
         patch.setattr(dist, "ProcessGroupNCCL", Group, raising=False)
-        patch.setattr("specdec.engine.started_ranks.launched", _launched)
+        patch.setattr("specdec.building.started_ranks.launched", _launched)
         yield gpu
 
 
@@ -93,8 +93,8 @@ def _launched(descriptor: int, store: str) -> "subprocess.Popen[bytes]":
 
 def main() -> None:
     """Run the process of rank 1."""
-    from specdec.engine.follower import Follower
-    from specdec.models.rank_group import file_store
+    from specdec.building.follower import Follower
+    from specdec.parallel.rank_group import file_store
 
     prepare_interpreter()
     with pytest.MonkeyPatch.context() as patch, simulated_rank(patch, 1):

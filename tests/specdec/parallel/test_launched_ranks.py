@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from specdec import LLM, SamplingParams
+from specdec.building import launched_ranks
+from specdec.building.launched_ranks import LaunchedRanks, met_follower
 from specdec.core.launch import Launch, current_launch
-from specdec.engine import launched_ranks
-from specdec.engine.launched_ranks import LaunchedRanks, met_follower
-from specdec.models.rank_group import Store, file_store
+from specdec.parallel.rank_group import Store, file_store
 from tests.specdec.world import World
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec import SamplingParams
+from specdec.building.engine_builder import EngineBuilder
 from specdec.core.sampling_params import StructuredOutputsParams
-from specdec.engine.engine_builder import EngineBuilder
 from specdec.engine.step_observer import StepObserver
 from specdec.execution.executor import ExecutorDeadError
 from specdec.execution.micro_batches import micro_batches
 from specdec.execution.worker import Worker
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.tree import DraftTree, TreeRow
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.tree import DraftTree, TreeRow
 from specdec.models.checkpoint import read_weights
 from specdec.models.llama import read_llama_config
-from specdec.models.rank_layout import RankLayout
 from specdec.models.tp_plan import Shard, TPPlan
+from specdec.parallel.rank_layout import RankLayout
 from tests.fakes import save_random_llama
 from tests.specdec.parallel.ranked_engine import PARAMS, PROMPTS, check_with_little_memory, engine, prompt_logits, texts
 from tests.specdec.world import World
@@ -159,7 +159,7 @@ def test_the_cache_has_as_many_blocks_as_the_smallest_rank_holds(deep: World, mo
         assert llm.engine.worker.cache.num_host_blocks == 5
     with pytest.raises(ValueError, match=f"kv_cache_memory {block - 1} is less than one block of {block} bytes"):
         engine(deep, "none", pipeline_parallel_size=3, kv_cache_memory=block - 1).__enter__()
-    monkeypatch.setattr("specdec.engine.follower.cache_bytes", lambda *_: 7 * block)
+    monkeypatch.setattr("specdec.building.follower.cache_bytes", lambda *_: 7 * block)
     with engine(deep, "none", pipeline_parallel_size=3, kv_cache_memory=9 * block) as llm:
         assert llm.engine.worker.cache.num_blocks == 7
 
@@ -178,7 +178,7 @@ def test_every_rank_runs_the_largest_steps_where_memory_is_measured(
     # One of two layers, or one of two key-value heads in both layers.
     block = 8 * 2 * 2 * 8 * 8
     for module, left in {"engine_builder": 60 * block, "follower": 50 * block}.items():
-        name = f"specdec.engine.{module}.cache_bytes"
+        name = f"specdec.building.{module}.cache_bytes"
         monkeypatch.setattr(name, lambda _, rehearse, left=left: cache_bytes(left, rehearse))
     with engine(world, "none", max_num_seqs=9, max_num_batched_tokens=90, **sizes) as llm:
         assert llm.engine.worker.cache.num_blocks == 50

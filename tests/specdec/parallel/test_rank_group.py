@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from specdec import LLM, SamplingParams
-from specdec.engine import ranks
-from specdec.engine.follower import Follower
-from specdec.engine.followers import Followers
+from specdec.building import ranks
+from specdec.building.follower import Follower
+from specdec.building.followers import Followers
 from specdec.execution.executor import ExecutorDeadError
-from specdec.models.rank_group import RankGroup, file_store
+from specdec.parallel.rank_group import RankGroup, file_store
 from tests.specdec.parallel.ranked_engine import PROMPT, engine
 from tests.specdec.world import World
 
@@ -67,7 +67,7 @@ def test_a_rank_that_is_stuck_ends_the_engine(
     world: World, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     """It gives signs of life, and takes part in no step."""
-    monkeypatch.setattr("specdec.models.rank_layout.STAGE_PATIENCE", 1)
+    monkeypatch.setattr("specdec.parallel.rank_layout.STAGE_PATIENCE", 1)
     released = threading.Event()
     with ExitStack() as stack:
         llm = next(started(world, stack, monkeypatch, settings))

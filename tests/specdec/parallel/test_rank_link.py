@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from specdec.engine import rank_link
-from specdec.engine.rank_link import MOST_MISSED, RankLink
-from specdec.engine.rank_messages import Alive, Failure
+from specdec.building import rank_link
+from specdec.building.rank_link import MOST_MISSED, RankLink
+from specdec.building.rank_messages import Alive, Failure
 from specdec.execution.executor import ExecutorDeadError
 from tests.specdec.parallel.ranked_engine import engine
 from tests.specdec.world import World
@@ -101,7 +101,7 @@ def test_a_silent_rank_is_killed_once_it_has_been_heard(monkeypatch: pytest.Monk
 def test_an_idle_engine_lives_until_a_rank_is_silent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks are threads, so that one is silenced rather than stopped."""
     for module in ("rank_link", "follower"):
-        monkeypatch.setattr(f"specdec.engine.{module}.BEAT", 0.1)
+        monkeypatch.setattr(f"specdec.building.{module}.BEAT", 0.1)
     beats: list[Alive] = []
     is_silent = threading.Event()
 
@@ -111,7 +111,7 @@ def test_an_idle_engine_lives_until_a_rank_is_silent(world: World, monkeypatch: 
         if isinstance(answer, Alive):
             beats.append(answer)
 
-    monkeypatch.setattr("specdec.engine.follower.Follower._answer", say)
+    monkeypatch.setattr("specdec.building.follower.Follower._answer", say)
     with engine(world, "none", pipeline_parallel_size=2) as llm:
         wait_for(lambda: len(beats) > MOST_MISSED)
         llm.engine.executor.check_health()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specdec import LLM, CheckpointError, LoRARequest, SamplingParams
-from specdec.engine.worker_builder import WorkerBuilder
+from specdec.building.worker_builder import WorkerBuilder
 from specdec.models.lora_adapter import AdapterWeights
 from tests.lora_adapters import save_draft_adapter
 from tests.specdec.parallel.ranked_engine import PROMPTS, engine

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec import DraftShape, SamplingParams
-from specdec.engine.engine_builder import EngineBuilder
+from specdec.building.engine_builder import EngineBuilder
 from specdec.execution.executor import ExecutorDeadError
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
 from tests.specdec.kv_transfer.engines import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specdec import LLM, SamplingParams, StructuredOutputsParams
-from specdec.engine.engine_builder import EngineBuilder
+from specdec.building.engine_builder import EngineBuilder
 from specdec.execution.grammar_codec import GrammarReader, GrammarWriter
 from specdec.models.grammar_compiler import GrammarCompiler
 from specdec.models.sharded_llama import ShardedLlama

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec import LLM, SamplingParams
-from specdec.kernels.native_library import library_file
+from specdec.kernels.native.library import library_file
 from tests.fakes import save_random_block, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.specdec.parallel.ranked_engine import PROMPTS, engine, prompt_logits
 from tests.specdec.world import World

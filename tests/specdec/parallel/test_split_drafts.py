@@ -13,10 +13,10 @@ from specdec import LLM, SamplingParams
 from specdec.draft_heads.formats.head_kinds import fitting_head
 from specdec.execution.worker import Worker
 from specdec.models.llama_draft import LlamaDraftHead
-from specdec.models.rank_group import lone_group
 from specdec.models.split_head import HEAD_PLAN, HeadPart
 from specdec.models.split_parts import SplitReadout
 from specdec.models.tp_plan import Shard, TPPlan
+from specdec.parallel.rank_group import lone_group
 from tests.fakes import save_random_head
 from tests.specdec.parallel.ranked_engine import engine
 from tests.specdec.world import World

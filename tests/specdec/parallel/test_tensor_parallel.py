@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from specdec import LLM, SamplingParams
+from specdec.building.engine_builder import EngineBuilder
+from specdec.building.worker_builder import WorkerBuilder
 from specdec.draft_heads.heads.draft_head import DraftModel
-from specdec.engine.engine_builder import EngineBuilder
-from specdec.engine.worker_builder import WorkerBuilder
 from specdec.execution.executor import ExecutorDeadError
 from specdec.execution.split_verifier import best_of
 from specdec.execution.worker import Worker
-from specdec.kernels.types import NO_TOKEN
+from specdec.kernels.types.types import NO_TOKEN
 from specdec.models.sharded_llama import ShardedLlama
 from tests.baichuan import NORMALISED, save_baichuan
 from tests.fakes import save_random_head, save_random_llama
@@ -196,6 +196,6 @@ def test_a_rank_that_fails_while_it_loads_says_why(world: World, monkeypatch: py
     def failing(*_: Any) -> None:
         raise MemoryError("no memory is left")
 
-    monkeypatch.setattr("specdec.engine.follower.load_drafts", failing)
+    monkeypatch.setattr("specdec.building.follower.load_drafts", failing)
     with pytest.raises(ExecutorDeadError, match="rank 1 of 2 failed: MemoryError: no memory is left; the engine"):
         engine(world, "eagle", 2).__enter__()

@@ -8,12 +8,12 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from specdec.engine.follower import Follower
-from specdec.models.rank_group import file_store
+from specdec.building.follower import Follower
+from specdec.parallel.rank_group import file_store
 
 
 class ThreadRank:
-    """A follower in a thread; see `specdec.engine.started_ranks.Process`. It ends when its connection is closed."""
+    """A follower in a thread; see `specdec.building.started_ranks.Process`. It ends when its connection is closed."""
 
     def __init__(self, descriptor: int, store: str) -> None:
         follower = Follower(Connection(os.dup(descriptor)), file_store(store))
@@ -35,5 +35,5 @@ class ThreadRank:
 def thread_ranks() -> Iterator[None]:
     """Start followers as threads meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specdec.engine.started_ranks.launched", ThreadRank)
+        patch.setattr("specdec.building.started_ranks.launched", ThreadRank)
         yield

@@ -24,9 +24,9 @@ from specdec.async_engine.messages import (
     encode,
 )
 from specdec.async_engine.outbox import Outbox
+from specdec.building.resolved_config import resolved_config
+from specdec.building.vllm_keywords import LLMKeywords
 from specdec.core.outputs import SpeculationStats
-from specdec.engine.resolved_config import resolved_config
-from specdec.engine.vllm_keywords import LLMKeywords
 from specdec.ray_serve import remote_prefill
 from specdec.ray_serve.remote_prefill import RemotePrefill
 from specdec.ray_serve.replicated_llm import ReplicatedLLM, _check_split

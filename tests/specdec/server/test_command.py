@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from specdec.async_engine.async_llm import AsyncLLM
+from specdec.building.speculative_config import parse_speculative_config
 from specdec.cli.app import main
-from specdec.engine.speculative_config import parse_speculative_config
 from specdec.server.server_settings import ServerSettings
 from tests.specdec.server.command import Command, started
 from tests.specdec.server.running import PATIENCE

@@ -10,7 +10,7 @@ from openai.types import Completion
 
 from specdec import SamplingParams
 from specdec.core.outputs import Logprob
-from specdec.kernels.settings import settings_of
+from specdec.kernels.types.settings import settings_of
 from specdec.models.generation_config import GenerationConfig
 from specdec.server.sampling_fields import SamplingFields
 from tests.specdec.server.running import Served

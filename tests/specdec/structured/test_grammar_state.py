@@ -13,7 +13,7 @@ from xgrammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, Tokenizer
 from specdec.draft_heads.drafting.chains import ChainRates
 from specdec.draft_heads.drafting.structured_drafts import ForcedText, pruned
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.tree import DraftTree
+from specdec.kernels.types.tree import DraftTree
 from specdec.verify.grammar_state import Grammar, GrammarState
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import processed_logits

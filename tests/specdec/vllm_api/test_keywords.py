@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from specdec import LLM, AsyncLLM, CheckpointError, DraftShape, SamplingParams
+from specdec.building.resolved_config import resolved_config
+from specdec.building.vllm_keywords import FOREIGN_ENGINE, VLLMKeywords, own_settings
 from specdec.config import default_shape
 from specdec.core.foreign_sampling import FOREIGN_SAMPLING
 from specdec.engine.prompts import FOREIGN_PROMPT
-from specdec.engine.resolved_config import resolved_config
-from specdec.engine.vllm_keywords import FOREIGN_ENGINE, VLLMKeywords, own_settings
 from tests.specdec.tiny_checkpoints import Tiny
 
 DOCS = Path(__file__).parents[3] / "docs"

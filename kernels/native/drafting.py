@@ -1,0 +1,264 @@
+"""Drafters by the compiled library: a head reads tokens, and its trees are searched, all in one call."""
+
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from specdec.kernels.native.library import (
+    BlockFields,
+    DraftingFields,
+    HeadFields,
+    Library,
+    MatrixFields,
+    address_of,
+    cache_layout,
+    numbers,
+    room,
+)
+from specdec.kernels.native.operations import NativeLayer, NativeProjection, RowAdapters, embedding_fields
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.fused import BlockWeights, DraftingCache, DraftingRow, HeadWeights
+from specdec.kernels.types.product import Product
+from specdec.kernels.types.tree import NO_DRAFTS, DraftTree
+from specdec.kernels.types.types import NoiseSource
+
+WITHOUT_FEATURES, WITH_INPUT_PRODUCT, WITH_NORMS = range(3)
+LARGEST_WIDTH = 64
+# Gates of a Markov head take a multiple of these floats each, as `gate_floats` of edges.h has it.
+GATE_FLOATS = 16
+# min_p, top_k and top_p of rows without filters.
+KEEP_ALL = (0.0, 0, 1.0)
+
+
+class NativeTrees(ABC):
+    """Rows for the library's drafters, and the trees that they write.
+
+    Args:
+        noise: of sampled rows.
+
+    Attributes:
+        adapters: those of the head's layers; None without.
+    """
+
+    adapters: RowAdapters | None = None
+
+    def __init__(self, library: Library, noise: NoiseSource, vocab_size: int, cache: DraftingCache) -> None:
+        self.library, self.noise, self.vocab_size, self.cache = library, noise, vocab_size, cache
+        self._layout = cache_layout(cache.kv)
+        self._addresses = cache.features.data_ptr() or None, cache.rotary.data_ptr(), cache.kv.data_ptr()
+
+    @abstractmethod
+    def _draft(self, drafting: DraftingFields) -> None:
+        """Make the call."""
+
+    def takes(self, rows: Sequence[DraftingRow]) -> bool:
+        """Return whether trees are not too wide for the library, and need no more noise than is kept."""
+        noisy = sum(row.noise is not None for row in rows)
+        deepest = max((row.depth for row in rows), default=0)
+        return self.cache.width <= LARGEST_WIDTH and noisy * deepest <= self.noise.num_kept(self.vocab_size)
+
+    def __call__(self, rows: Sequence[DraftingRow], least_reach: float) -> HostTrees:
+        """See `FusedDrafting`."""
+        drafts = [row.num_nodes > 0 and row.depth > 0 for row in rows]
+        # The library wants rows with trees first.
+        order = sorted(range(len(rows)), key=lambda row: not drafts[row])
+        ordered, trees, cache = [rows[i] for i in order], sum(drafts), self.cache
+        with_trees = ordered[:trees]
+        blocks = max(len(row.block_table) for row in rows)
+        tables = numbers(
+            [block for row in ordered for block in (*row.block_table, *[0] * (blocks - len(row.block_table)))]
+        )
+        tokens = numbers([token for row in ordered for token in row.tokens])
+        starts, ends, firsts = (
+            numbers(list(given)) for given in zip(*((row.start, row.end, row.first) for row in ordered), strict=True)
+        )
+        budgets, depths = numbers([row.num_nodes for row in with_trees]), numbers([row.depth for row in with_trees])
+        most = max(budgets, default=0)
+        sizes, nodes, parents, ranks = room(trees), room(trees * most), room(trees * most), room(trees * most)
+        values = array("f", bytes(4 * trees * most))
+        temperatures = limits = None
+        if any(row.temperature != 1 for row in with_trees):
+            temperatures = torch.tensor([row.temperature for row in with_trees])
+        if any(row.limits is not None for row in with_trees):
+            limits = torch.tensor([row.limits or KEEP_ALL for row in with_trees], dtype=torch.float32)
+        noise = self._noise(with_trees)
+        adapters = None
+        if any(row.adapter for row in rows):
+            assert self.adapters is not None
+            adapters = self.adapters.addresses([row.adapter for row in ordered])
+        self._draft(
+            DraftingFields(
+                len(rows),
+                trees,
+                cache.width,
+                blocks,
+                cache.block_size,
+                cache.first,
+                *self._layout,
+                most,
+                least_reach,
+                *map(address_of, (tokens, starts, ends, firsts, tables, budgets, depths)),
+                *self._addresses,
+                None if temperatures is None else temperatures.data_ptr(),
+                None if limits is None else limits.data_ptr(),
+                None if noise is None else address_of(noise),
+                *map(address_of, (sizes, nodes, parents, ranks)),
+                address_of(values),
+                None if adapters is None else address_of(adapters),
+            ),
+        )
+        found = [NO_DRAFTS] * len(rows)
+        for place, row, size in zip(range(0, trees * most, most or 1), order, sizes, strict=False):
+            own = slice(place, place + size)
+            columns = tuple(nodes[own]), tuple(parents[own]), None, tuple(ranks[own])
+            found[row] = DraftTree(*columns, read_values=memoryview(values)[own].tolist, check=False)
+        return HostTrees(found)
+
+    def _noise(self, rows: Sequence[DraftingRow]) -> "array[int] | None":
+        """Return addresses `[rows, depth]` of each level's noise, 0 for a row without; None where no row has any."""
+        if all(row.noise is None for row in rows):
+            return None
+        depth = max(row.depth for row in rows)
+        keys = [
+            key and key._replace(position=key.position + level)
+            for key in (row.noise for row in rows)
+            for level in range(depth)
+        ]
+        return numbers(self.noise.addresses(keys, self.vocab_size))
+
+
+class NativeDrafting(NativeTrees):
+    """The drafter of one head and output matrix, level by level.
+
+    Args:
+        noise: of sampled rows.
+        output: from states to scores.
+        tokens: int64 `[size]`, the tokens scored; None for all in order.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        noise: NoiseSource,
+        head: HeadWeights,
+        output: Product,
+        vocab_size: int,
+        tokens: Tensor | None,
+        cache: DraftingCache,
+    ) -> None:
+        super().__init__(library, noise, vocab_size, cache)
+        layers = [layer for layer in head.layers if isinstance(layer, NativeLayer)]
+        assert len(layers) == len(head.layers)
+        self.adapters = layers[0].adapters
+        kind = WITHOUT_FEATURES
+        if head.input is not None:
+            kind = WITH_INPUT_PRODUCT
+        elif head.state_norm is not None:
+            kind = WITH_NORMS
+        norms = [
+            None if norm is None else norm.detach().float().contiguous()
+            for norm in (head.embed_norm, head.state_norm, head.norm)
+        ]
+        pointers = numbers([layer.address for layer in layers])
+        given = head.input
+        assert given is None or isinstance(given, NativeProjection)
+        assert isinstance(output, NativeProjection)
+        table, packed, embedding = embedding_fields(library, head.embedding)
+        self._kept = (layers, norms, pointers, given, output, embedding, tokens)
+        self._head = HeadFields(
+            kind,
+            head.embedding.shape[1],
+            len(layers),
+            head.residual_is_normed,
+            head.states_are_normed,
+            head.eps,
+            table,
+            packed,
+            *(None if norm is None else norm.data_ptr() for norm in norms),
+            address_of(pointers),
+            None if tokens is None else tokens.data_ptr(),
+            MatrixFields() if given is None else given.fields,
+            output.fields,
+        )
+
+    def _draft(self, drafting: DraftingFields) -> None:
+        self.library.draft(self._head, drafting)
+
+
+class NativeBlockDrafting(NativeTrees):
+    """The drafter of one block head and output matrix: one pass, and trees of its candidates.
+
+    Args:
+        noise: of sampled rows.
+        output: from states to scores.
+        tokens: int64 `[size]`, the tokens scored; None for all in order.
+        scorer_rows: int64 `[vocab_size]`, the row of `BlockWeights.successors` of each token; None for all in order.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        noise: NoiseSource,
+        head: BlockWeights,
+        output: Product,
+        vocab_size: int,
+        tokens: Tensor | None,
+        scorer_rows: Tensor | None,
+        cache: DraftingCache,
+    ) -> None:
+        super().__init__(library, noise, vocab_size, cache)
+        layers = [layer for layer in head.layers if isinstance(layer, NativeLayer)]
+        assert len(layers) == len(head.layers)
+        self.adapters = layers[0].adapters
+        given = head.hidden_norm, head.norm, head.key_norms
+        norms = [None if norm is None else norm.detach().float().contiguous() for norm in given]
+        pointers, causal = numbers([layer.address for layer in layers]), numbers(map(int, head.causal))
+        assert isinstance(head.context, NativeProjection)
+        assert isinstance(output, NativeProjection)
+        parts = [None if part is None else part.detach().contiguous() for part in (head.predecessors, head.successors)]
+        rank = 0 if parts[0] is None else parts[0].shape[1]
+        markov, joint = _gates(head.joint, rank)
+        table, packed, embedding = embedding_fields(library, head.embedding)
+        self._kept = (layers, norms, pointers, causal, head.context, output, parts, joint)
+        self._tables = (embedding, tokens, scorer_rows)
+        self._head = BlockFields(
+            head.embedding.shape[1],
+            len(layers),
+            head.rows,
+            head.slots,
+            head.mask_token,
+            rank,
+            markov,
+            head.eps,
+            table,
+            packed,
+            *(None if norm is None else norm.data_ptr() for norm in norms),
+            address_of(causal),
+            address_of(pointers),
+            *(None if part is None else part.data_ptr() for part in (tokens, scorer_rows, *parts, *joint)),
+            head.context.fields,
+            output.fields,
+        )
+
+    def _draft(self, drafting: DraftingFields) -> None:
+        self.library.draft_block(self._head, drafting)
+
+
+def _gates(joint: tuple[Tensor, Tensor] | None, rank: int) -> tuple[int, tuple[Tensor, Tensor] | tuple[None, None]]:
+    """Return the kind of Markov head as native.h numbers it, and its gates as `block_head` has them."""
+    if joint is None:
+        return 0, (None, None)
+    weight, bias = (part.detach().float() for part in joint)
+    gates = len(bias) // rank
+    if gates == 1:
+        inputs = weight
+    else:
+        path, token, slot = torch.split(weight, [rank, rank, weight.shape[1] - 2 * rank], 1)
+        inputs = torch.cat([slot, token, path], 1)
+    lacking = -rank % GATE_FLOATS
+    padded = F.pad(inputs.reshape(gates, rank, -1), (0, 0, 0, lacking)).flatten(0, 1)
+    return (1 if gates == 1 else 2), (padded.t().contiguous(), F.pad(bias.view(gates, rank), (0, lacking)).flatten())

@@ -1,0 +1,347 @@
+"""The compiled library for CPUs: its file, the structures of its arguments, and its calls."""
+
+import ctypes
+import os
+from array import array
+from collections.abc import Iterable, Sequence
+from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int64, c_void_p
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.native.huge_pages import HugePages
+from specdec.kernels.types.types import NoiseKey, Stream
+
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# Of the cache's numbers.
+KV_KINDS = {**KINDS, torch.int8: 16, torch.float8_e4m3fn: 17, torch.float8_e5m2: 18}
+# Of weights in few bits: their numbers, scales and offsets.
+NUMBER_KINDS = {"int8": 3, "uint4": 4, "fp8": 5}
+NESTED = 3
+NO_OFFSETS, OFFSET_KINDS = 0, {"minima": 1, "zeros": 2}
+# Columns of a weight that lie side by side.
+BLOCK = 16
+# Parts of an adapted product.
+MOST_PARTS = 3
+# Called with the number of a layer.
+BEFORE_LAYER = ctypes.CFUNCTYPE(None, c_int64)
+# Forms of the library, the slowest first.
+FORMS = ("portable", "avx2", "avx512", "avx512_bf16")
+NOT_BUILT = "the native kernels are not built: install a C compiler (gcc or clang), and specdec once more"
+
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+class MatrixFields(Structure):
+    """`matrix` of native.h."""
+
+    _fields_ = [
+        *_fields(c_int64, "kind columns inputs depth blocks group scales offsets"),
+        *_fields(c_void_p, "weight bias"),
+    ]
+
+
+class LayerFields(Structure):
+    """`layer` of native.h."""
+
+    _fields_ = [
+        *_fields(c_int64, "heads kv_heads head_dim hidden window"),
+        ("eps", c_double),
+        *_fields(c_void_p, "input_norm query_norm key_norm post_norm slopes"),
+        *_fields(MatrixFields, "qkv output gate_up down"),
+    ]
+
+
+class LoRAPartFields(Structure):
+    """`lora_part` of native.h."""
+
+    _fields_ = [*_fields(c_int64, "first in_turn column"), ("up", MatrixFields)]
+
+
+class LoRAFields(Structure):
+    """`lora` of native.h."""
+
+    _fields_ = [("parts", c_int64), ("low", MatrixFields), ("part", LoRAPartFields * MOST_PARTS)]
+
+
+class AdapterFields(Structure):
+    """`layer_adapter` of native.h."""
+
+    _fields_ = _fields(LoRAFields, "qkv output gate_up down")
+
+
+class StepFields(Structure):
+    """`step` of native.h."""
+
+    _fields_ = [
+        *_fields(c_int64, "rows words table_blocks block_size first kv_kind slot_bytes"),
+        *_fields(c_void_p, "slots request tables visible ancestors tree_starts lengths cos sin kv kv_scales"),
+        *_fields(c_int64, "layer spans"),
+        *_fields(c_void_p, "adapted firsts"),
+    ]
+
+
+class HeadFields(Structure):
+    """`draft_head` of native.h."""
+
+    _fields_ = [
+        *_fields(c_int64, "kind hidden layers residual_is_normed states_are_normed"),
+        ("eps", c_double),
+        *_fields(c_void_p, "embedding packed_embedding embed_norm state_norm norm layer tokens"),
+        *_fields(MatrixFields, "input output"),
+    ]
+
+
+class BlockFields(Structure):
+    """`block_head` of native.h."""
+
+    _fields_ = [
+        *_fields(c_int64, "hidden layers rows slots mask rank markov"),
+        ("eps", c_double),
+        *_fields(c_void_p, "embedding packed_embedding hidden_norm norm key_norms causal layer"),
+        *_fields(c_void_p, "tokens scorer_rows"),
+        *_fields(c_void_p, "predecessors successors joint joint_bias"),
+        *_fields(MatrixFields, "context output"),
+    ]
+
+
+class TargetFields(Structure):
+    """`target` of native.h."""
+
+    _fields_ = [
+        *_fields(c_int64, "hidden layers features taps"),
+        ("eps", c_double),
+        *_fields(c_void_p, "embedding packed_embedding norm layer tap"),
+        *_fields(MatrixFields, "output feature"),
+    ]
+
+
+class PassFields(Structure):
+    """`pass` of native.h."""
+
+    _fields_ = [
+        *_fields(c_int64, "requests table_blocks block_size kv_bytes kv_kind slot_bytes"),
+        *_fields(c_void_p, "tokens cached known nodes scored tables parents rotary kv kv_scales feature_cache logits"),
+        ("before_layer", BEFORE_LAYER),
+        ("spans", c_int64),
+        ("adapted", c_void_p),
+    ]
+
+
+class DraftingFields(Structure):
+    """`drafting` of native.h."""
+
+    _fields_ = [
+        *_fields(c_int64, "rows trees width table_blocks block_size first kv_bytes kv_kind slot_bytes most"),
+        ("least_reach", c_double),
+        *_fields(c_void_p, "tokens starts ends firsts tables budgets depths features rotary kv temperatures limits"),
+        *_fields(c_void_p, "noise sizes nodes parents ranks values adapters"),
+    ]
+
+
+class WalkFields(Structure):
+    """`walks` of native.h."""
+
+    _fields_ = [
+        *_fields(c_int64, "rule rows size kind levels"),
+        *_fields(c_void_p, "scores nodes sampled tokens parents keys noise draft_probs lengths next_tokens paths"),
+    ]
+
+
+_CALLS: dict[str, tuple[Any, list[Any]]] = {
+    "open": (c_void_p, [c_char_p, c_int64, c_int64]),
+    "close": (None, [c_void_p]),
+    "form": (c_char_p, [c_void_p]),
+    "product": (c_int, [c_void_p, POINTER(MatrixFields), POINTER(StepFields), c_int64, c_void_p, c_void_p]),
+    "rows": (c_int, [c_void_p, POINTER(MatrixFields), c_int64, c_void_p, c_void_p]),
+    "layer": (c_int, [c_void_p, POINTER(LayerFields), POINTER(StepFields), c_void_p, c_void_p, c_void_p]),
+    "pass": (c_int, [c_void_p, POINTER(TargetFields), POINTER(PassFields)]),
+    "noise": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p]),
+    "filter": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
+    "walk": (c_int, [c_void_p, POINTER(WalkFields)]),
+    "move": (c_int, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p]),
+    "attend": (
+        c_int,
+        [c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_double, POINTER(StepFields), c_void_p, c_void_p],
+    ),
+    "draft": (c_int, [c_void_p, POINTER(HeadFields), POINTER(DraftingFields)]),
+    "draft_block": (c_int, [c_void_p, POINTER(BlockFields), POINTER(DraftingFields)]),
+    "norm": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_double, c_void_p]),
+}
+
+
+def numbers(values: Iterable[int]) -> "array[int]":
+    """Return whole numbers as the library reads them; quicker than a tensor."""
+    return array("q", values)
+
+
+def room(count: int) -> "array[int]":
+    """Return memory for whole numbers that the library writes."""
+    return array("q", bytes(8 * count))
+
+
+def padded_tables(tables: Sequence[Sequence[int]]) -> "tuple[array[int], int]":
+    """Return block tables of one length in turn, and that length."""
+    longest = max(len(table) for table in tables)
+    return numbers(block for table in tables for block in (*table, *[0] * (longest - len(table)))), longest
+
+
+def cache_layout(kv: Tensor) -> tuple[int, int, int]:
+    """Return the bytes of a layer, the kind of the numbers and the bytes of a slot of `[layers, slots, heads, dim]`."""
+    layer, slot = kv.stride(0) * kv.element_size(), kv.stride(1) * kv.element_size()
+    return layer, KV_KINDS[kv.dtype], slot
+
+
+def address_of(values: "array[int] | array[float]") -> int:
+    """Return where the numbers lie."""
+    return values.buffer_info()[0]
+
+
+def library_file() -> Path | None:
+    """Return the file of the compiled library, None where it has not been built for this Python.
+
+    Files that other Pythons have built in the same folder may be of another state of the sources. The environment's
+    SPECDEC_NATIVE_LIBRARY names another file, such as one built with sanitizers.
+    """
+    named = os.environ.get("SPECDEC_NATIVE_LIBRARY")
+    if named:
+        return Path(named)
+    folder = Path(__file__).parent
+    # As an import would look for it: the suffix of this Python and platform comes first.
+    files = (folder / f"_library{suffix}" for suffix in EXTENSION_SUFFIXES)
+    return next((file for file in files if file.is_file()), None)
+
+
+def processor_forms() -> list[str]:
+    """Return the forms of the library that this processor has, the slowest first; none where it is not built."""
+
+    def runs(form: str) -> bool:
+        try:
+            Library(1, torch.float32, form)
+        except ValueError:
+            return False
+        return True
+
+    return [form for form in FORMS if runs(form)]
+
+
+class Library:
+    """A context of the compiled library: its threads, and memory between the parts of a layer.
+
+    Args:
+        form: one of `FORMS`; "" for the fastest that the processor has. `avx512_bf16` is `avx512` where activations
+            are not bfloat16.
+        threads: number of threads, the caller's included; the others sleep while nothing is asked.
+        dtype: of activations.
+
+    Attributes:
+        form: the form in use.
+        weights: memory for packed weights.
+
+    Raises:
+        ValueError: the library is not built, or the processor does not have the form.
+    """
+
+    def __init__(self, threads: int, dtype: torch.dtype, form: str = "") -> None:
+        file = library_file()
+        if file is None:
+            raise ValueError(f"{NOT_BUILT}, or use kernels 'torch'")
+        library = ctypes.CDLL(str(file))
+        self._calls = {}
+        for name, (result, arguments) in _CALLS.items():
+            call = getattr(library, f"specdec_{name}")
+            call.restype, call.argtypes = result, arguments
+            self._calls[name] = call
+        self.dtype, self.threads, self.weights = dtype, threads, HugePages()
+        self._context = self._calls["open"](form.encode(), threads, KINDS[dtype])
+        if not self._context:
+            raise ValueError(f"the native kernels' form {form!r} does not run on this processor, or memory is short")
+        self.form: str = self._calls["form"](self._context).decode()
+        self._product, self._layer, self._pass = (self._calls[name] for name in ("product", "layer", "pass"))
+        self._rows = self._calls["rows"]
+        self._attend, self._norm, self._draft = (self._calls[name] for name in ("attend", "norm", "draft"))
+        self._filter, self._move, self._noise = (self._calls[name] for name in ("filter", "move", "noise"))
+        self._walk, self._draft_block = (self._calls[name] for name in ("walk", "draft_block"))
+
+    def __del__(self) -> None:
+        if getattr(self, "_context", None):
+            self._calls["close"](self._context)
+            self._context = None
+
+    def product(self, matrix: MatrixFields, x: Tensor, out: Tensor, step: StepFields | None = None) -> None:
+        """Multiply `x` `[rows, inputs]`, contiguous, with a packed weight into `out` `[rows, columns]`.
+
+        Args:
+            step: rows with adapters; None where there are none.
+        """
+        _check(self._product(self._context, matrix, step, x.shape[0], x.data_ptr(), out.data_ptr()))
+
+    def rows(self, matrix: MatrixFields, rows: Tensor, out: Tensor) -> None:
+        """Write rows of a weight of few bits, int64 `[count]`, into `out` `[count, inputs]`."""
+        _check(self._rows(self._context, matrix, len(rows), rows.data_ptr(), out.data_ptr()))
+
+    def layer(self, layer: LayerFields, step: StepFields, x: Tensor | None, residual: Tensor, out: Tensor) -> None:
+        """Run a decoder layer into `out`; see `FusedLayer`."""
+        inputs = None if x is None else x.data_ptr()
+        _check(self._layer(self._context, layer, step, inputs, residual.data_ptr(), out.data_ptr()))
+
+    def target_pass(self, target: TargetFields, given: PassFields) -> None:
+        """Run a pass; the arrays that `given` names last are written."""
+        _check(self._pass(self._context, target, given))
+
+    def attend(
+        self,
+        step: StepFields,
+        kv_heads: int,
+        window: int,
+        slopes: Tensor | None,
+        scale: float,
+        query: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Attend with `query` `[rows, heads, head_dim]`, contiguous, and `slopes` float32 `[heads]`."""
+        (_, heads, dim), given, own = query.shape, query.data_ptr(), out.data_ptr()
+        falling = None if slopes is None else slopes.data_ptr()
+        _check(self._attend(self._context, heads, kv_heads, dim, window, falling, scale, step, given, own))
+
+    def draft(self, head: HeadFields, drafting: DraftingFields) -> None:
+        """Read tokens and search draft trees; the arrays that `drafting` names last are written."""
+        _check(self._draft(self._context, head, drafting))
+
+    def draft_block(self, head: BlockFields, drafting: DraftingFields) -> None:
+        """Write context rows, run blocks and search their trees; the arrays that `drafting` names last are written."""
+        _check(self._draft_block(self._context, head, drafting))
+
+    def noise(self, keys: Sequence[NoiseKey], size: int, stream: Stream, lane: int, places: Sequence[int]) -> None:
+        """Write the Gumbel noise of each key, float32 `[size]`, where it is to lie."""
+        given, addresses = numbers(number for key in keys for number in key), numbers(places)
+        _check(self._noise(self._context, len(keys), size, address_of(given), stream, lane, address_of(addresses)))
+
+    def filter(self, scores: Tensor, limits: Tensor) -> None:
+        """Drop tokens of `scores` `[rows, size]` by `limits` `[rows, 3]`, both float32 and contiguous, in place."""
+        _check(self._filter(self._context, *scores.shape, scores.data_ptr(), limits.data_ptr()))
+
+    def walk(self, given: WalkFields) -> None:
+        """Walk down each row's tree; the arrays that `given` names last are written."""
+        _check(self._walk(self._context, given))
+
+    def move(self, kv: Tensor, source: Tensor, target: Tensor) -> None:
+        """Copy entries of `kv` `[layers, slots, …]`, contiguous, between slots; all are read before any is written."""
+        layers, slots = kv.stride(0) * kv.element_size(), kv.stride(1) * kv.element_size()
+        places = (kv.data_ptr(), kv.shape[0], layers, slots, len(source), source.data_ptr(), target.data_ptr())
+        _check(self._move(self._context, *places))
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        """Norm the last dimension of `x`, contiguous, with a float32 weight."""
+        size = x.shape[-1]
+        _check(self._norm(self._context, x.numel() // size, size, x.data_ptr(), weight.data_ptr(), eps, out.data_ptr()))
+
+
+def _check(failed: int) -> None:
+    if failed:
+        raise MemoryError("no memory for the arrays of a layer; lower max_num_batched_tokens")

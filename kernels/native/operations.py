@@ -1,0 +1,280 @@
+"""The operations of a step on a CPU by the compiled library."""
+
+from array import array
+from collections.abc import Sequence
+from ctypes import addressof
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.native.library import (
+    LayerFields,
+    Library,
+    MatrixFields,
+    StepFields,
+    address_of,
+    cache_layout,
+)
+from specdec.kernels.native.packed_matrix import PackedMatrix, blocks_in_turn
+from specdec.kernels.types.fused import LayerWeights
+from specdec.kernels.types.quantized_tensor import QuantizedTensor
+from specdec.kernels.types.ragged_rows import RaggedRows
+from specdec.kernels.types.settings import Quantization
+
+
+class RowAdapters(Protocol):
+    """Adapters of layers, as `native.adapters` keeps them.
+
+    Attributes:
+        running: the adapted rows of products of no layer, as `spans` returns them.
+    """
+
+    running: "array[int]"
+
+    def spans(self, adapters: Sequence[int], counts: Sequence[int]) -> "array[int]": ...
+
+    def addresses(self, adapters: Sequence[int]) -> "array[int]": ...
+
+
+class NativeProjection:
+    """`x @ weight.T + bias` with the weight packed for the library.
+
+    Args:
+        weight: `[out_features, in_features]`.
+        bias: `[out_features]` or None.
+        quantization: of the weight; see `PackedMatrix`.
+
+    Attributes:
+        adapters: those beside the product, among which it has a `number`; None without.
+    """
+
+    keeps_weight = False
+    adapters: RowAdapters | None = None
+    number = 0
+
+    def __init__(
+        self, library: Library, weight: Tensor, bias: Tensor | None = None, quantization: Quantization = "none"
+    ) -> None:
+        self.library, self.weight, self.bias, self.quantization = library, weight, bias, quantization
+        self.size = weight.shape[0]
+        self.packed = packed_matrix(library, weight, bias, quantization)
+
+    @property
+    def fields(self) -> MatrixFields:
+        """The packed weight, for the library."""
+        return self.packed.fields
+
+    def like(self, weight: Tensor) -> "NativeProjection":
+        """Return the product with another weight in this form."""
+        return NativeProjection(self.library, weight, quantization=self.quantization)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply: `[rows, in_features]` to `[rows, out_features]`."""
+        out = x.new_empty(x.shape[0], self.size)
+        if x.shape[0]:
+            self.library.product(self.packed.fields, x.contiguous(), out, self._adapted(x.shape[0]))
+        return out
+
+    def _adapted(self, rows: int) -> StepFields | None:
+        if self.adapters is None or not self.adapters.running:
+            return None
+        spans = self.adapters.running
+        return StepFields(rows=rows, layer=self.number, spans=len(spans) // 3, adapted=address_of(spans))
+
+
+class PackedRows:
+    """Rows of a quantised weight, read where the library has packed it."""
+
+    def __init__(self, library: Library, packed: PackedMatrix) -> None:
+        self.library, self.packed = library, packed
+
+    def read(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """See `RowSource`."""
+        out = torch.empty(len(rows), self.packed.fields.inputs, dtype=self.library.dtype)
+        self.library.rows(self.packed.fields, rows.contiguous(), out)
+        return out.to(dtype)
+
+
+def packed_matrix(
+    library: Library, weight: Tensor, bias: Tensor | None = None, quantization: Quantization = "none"
+) -> PackedMatrix:
+    """Pack a weight with its rows in order. A quantised one is packed once, and keeps this form alone."""
+    if not isinstance(weight, QuantizedTensor):
+        return PackedMatrix(weight, bias, library.dtype, library.weights, quantization)
+    if isinstance(weight.source, PackedRows) and bias is None:
+        return weight.source.packed
+    packed = PackedMatrix(weight, bias, library.dtype, library.weights)
+    weight.packed_in(PackedRows(library, packed))
+    return packed
+
+
+def embedding_fields(library: Library, embedding: Tensor) -> tuple[int | None, int | None, object]:
+    """Return where an embedding lies as plain numbers, where its packed matrix, and what keeps them there."""
+    if isinstance(embedding, QuantizedTensor):
+        packed = packed_matrix(library, embedding)
+        return None, addressof(packed.fields), packed
+    table = embedding.contiguous()
+    return table.data_ptr(), None, table
+
+
+class NativeLayer:
+    """A decoder layer in one call. It keeps its weights in packed form alone.
+
+    Attributes:
+        adapters: of a model's layers, of which this is the one with `number`; None without.
+    """
+
+    adapters: RowAdapters | None = None
+    number = 0
+
+    def __init__(self, library: Library, weights: LayerWeights, quantization: Quantization = "none") -> None:
+        self.library = library
+        hidden, intermediate = weights.down[0].shape
+        order = blocks_in_turn(intermediate)
+        made = partial(PackedMatrix, dtype=library.dtype, memory=library.weights, quantization=quantization)
+        qkv, output = made(*weights.qkv), made(*weights.output)
+        gate_up, down = made(*weights.gate_up, order=order), made(*weights.down, depth=len(order) // 2)
+        vectors = [
+            None if vector is None else vector.detach().float().contiguous()
+            for vector in (weights.input_norm, weights.query_norm, weights.key_norm, weights.post_norm, weights.slopes)
+        ]
+        self._kept = (qkv, output, gate_up, down, vectors)
+        self.fields = LayerFields(
+            weights.heads,
+            weights.kv_heads,
+            weights.head_dim,
+            hidden,
+            weights.window,
+            weights.eps,
+            *(None if vector is None else vector.data_ptr() for vector in vectors),
+            qkv.fields,
+            output.fields,
+            gate_up.fields,
+            down.fields,
+        )
+
+    @property
+    def address(self) -> int:
+        """Address of `fields`, for a drafter or a pass."""
+        return addressof(self.fields)
+
+    def __call__(
+        self,
+        x: Tensor | None,
+        residual: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv: Tensor,
+        slots: Tensor,
+        rows: RaggedRows,
+        scales: Tensor | None = None,
+    ) -> Tensor:
+        step = step_of(rows)
+        fields = step.over(kv, scales)
+        fields.slots = slots.data_ptr()
+        cos, sin = cos.contiguous(), sin.contiguous()
+        fields.cos, fields.sin = cos.data_ptr(), sin.data_ptr()
+        if rows.adapters:
+            assert self.adapters is not None
+            step.adapted = step.adapted or self.adapters.spans(rows.adapters, rows.query_lens)
+            fields.layer, fields.spans, fields.adapted = self.number, len(step.adapted) // 3, address_of(step.adapted)
+        out = torch.empty_like(residual)
+        self.library.layer(self.fields, fields, x, residual, out)
+        return out
+
+
+class Step:
+    """The rows of a step as the library reads them.
+
+    Attributes:
+        adapted: rows with adapters, once a layer has looked them up.
+    """
+
+    adapted: "array[int] | None" = None
+
+    def __init__(self, rows: RaggedRows) -> None:
+        def numbers(values: Sequence[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64)
+
+        request = [r for r, count in enumerate(rows.query_lens) for _ in range(count)]
+        self.tensors = [
+            numbers(request),
+            rows.block_tables.contiguous(),
+            rows.visible.contiguous(),
+            rows.ancestors.contiguous(),
+            numbers(rows.tree_starts),
+            numbers(rows.lengths),
+        ]
+        firsts = numbers(rows.firsts) if rows.firsts else None
+        self.fields = StepFields(
+            len(request),
+            rows.ancestors.shape[1],
+            rows.block_tables.shape[1],
+            rows.block_size,
+            rows.first,
+            0,
+            0,
+            None,
+            *(tensor.data_ptr() for tensor in self.tensors),
+        )
+        if firsts is not None:
+            self.tensors.append(firsts)
+            self.fields.firsts = firsts.data_ptr()
+
+    def over(self, kv: Tensor, scales: Tensor | None = None) -> StepFields:
+        """Return the fields, with one layer's cache and the checkpoint's scales of it."""
+        fields = self.fields
+        _, fields.kv_kind, fields.slot_bytes = cache_layout(kv[None])
+        fields.kv, fields.kv_scales = kv.data_ptr(), None if scales is None else scales.data_ptr()
+        return fields
+
+
+def step_of(rows: RaggedRows) -> Step:
+    """Return a step's rows for the library; made once a step."""
+    step: Step | None = rows.plans.get("native")
+    if step is None:
+        step = rows.plans["native"] = Step(rows)
+    return step
+
+
+class NativeOperations:
+    """Operations of the kernel set that take tensors alone."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+
+    def tree_attention(
+        self,
+        query: Tensor,
+        kv: Tensor,
+        rows: RaggedRows,
+        scale: float,
+        window: int = 0,
+        slopes: Tensor | None = None,
+        kv_scales: Tensor | None = None,
+    ) -> Tensor:
+        """See `specdec.kernels.triton.tree_attention`."""
+        query, slopes = query.contiguous(), None if slopes is None else slopes.float()
+        out = torch.empty_like(query)
+        self.library.attend(step_of(rows).over(kv, kv_scales), kv.shape[1] // 2, window, slopes, scale, query, out)
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `specdec.kernels.reference.elementwise.rms_norm`."""
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        self.library.norm(x, weight, eps, out)
+        return out
+
+    def filter_logits(self, scores: Tensor, limits: Tensor) -> Tensor:
+        """See `specdec.kernels.triton.logit_filters`."""
+        assert scores.dtype == limits.dtype == torch.float32
+        given = scores.contiguous()
+        self.library.filter(given, limits.contiguous())
+        return scores if given is scores else scores.copy_(given)
+
+    def move_kv(self, kv: Tensor, source: Tensor, target: Tensor) -> None:
+        """See `specdec.kernels.triton.kv_copy`."""
+        self.library.move(kv, source, target)

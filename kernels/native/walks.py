@@ -1,0 +1,107 @@
+"""The walks of the acceptance rules by the compiled library, all rows in one call."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.native.library import KINDS, Library, WalkFields, address_of, numbers, room
+from specdec.kernels.reference.block_walk import check_chain
+from specdec.kernels.reference.coupled_walk import coupled_walk
+from specdec.kernels.reference.host_walks import tree_walk
+from specdec.kernels.reference.sampling import HostSampling
+from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.types import Acceptance, NoiseRows, NoiseSource
+
+TREES, CHAINS, COUPLED = range(3)
+
+
+class NativeWalks:
+    """The walks as operations of `KernelSet`: those of the references but for rounding.
+
+    Where p is weighed against q, weights are float32, their sums, quotients and differences float64, as in the Triton
+    kernels.
+
+    Args:
+        noise: of sampled rows under the coupled rule.
+    """
+
+    def __init__(self, library: Library, noise: NoiseSource) -> None:
+        self.library, self.noise = library, noise
+
+    def coupled_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
+        """See `KernelSet.coupled_walk`; takes float32, bfloat16 and float16, and changes no scores."""
+        keys, size = noise.keys, scores.shape[1]
+        if all(key is None for key in keys):
+            return self._walk(COUPLED, scores, trees, noise)
+        levels, most = 1 + trees.depth, self.noise.num_kept(size)
+        if len(keys) * levels <= most:
+            needed = [key and key._replace(position=key.position + level) for key in keys for level in range(levels)]
+            return self._walk(COUPLED, scores, trees, noise, self.noise.addresses(needed, size), levels)
+        if len(keys) == 1:
+            # So deep a tree needs more noise than is kept.
+            own = scores.to(torch.float32, copy=True)
+            return coupled_walk(HostSampling(self.noise).gumbel_argmax, tree_walk, own, trees, noise)
+        found = []
+        for rows in (range(len(keys) // 2), range(len(keys) // 2, len(keys))):
+            start = sum(1 + own for own in trees.sizes[: rows.start])
+            part = trees.select(rows)
+            end = start + len(rows) + sum(part.sizes)
+            found += self.coupled_walk(scores[start:end], part, NoiseRows(keys[rows.start : rows.stop]))
+        return found
+
+    def rejection_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
+        """See `KernelSet.rejection_walk`; takes float32, bfloat16 and float16."""
+        return self._walk(TREES, scores, trees, noise)
+
+    def block_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
+        """See `KernelSet.block_walk`; takes float32, bfloat16 and float16."""
+        for tree, key in zip(trees.read(), noise.keys, strict=True):
+            if key is not None:
+                check_chain(tree)
+        return self._walk(CHAINS, scores, trees, noise)
+
+    def _walk(
+        self,
+        rule: int,
+        scores: Tensor,
+        trees: DraftTrees,
+        noise: NoiseRows,
+        places: Sequence[int] = (),
+        levels: int = 0,
+    ) -> list[Acceptance]:
+        """Make the call.
+
+        Args:
+            places: where the noise of each row and of each of `levels` levels lies, 0 for none; empty if none has any.
+        """
+        own, rows, scores = trees.read(), len(noise.keys), scores.contiguous()
+        sizes, sampled = numbers(trees.sizes), numbers([key is not None for key in noise.keys])
+        tokens = numbers([token for tree in own for token in tree.tokens])
+        parents = numbers([parent for tree in own for parent in tree.parents])
+        keys = tables = None
+        if rule != COUPLED:
+            keys = numbers([number for key in noise.keys for number in key or (0, 0, 0)])
+            tables = [None if one.draft_probs is None else one.draft_probs.float().contiguous() for one in own]
+        vectors = numbers(places) if places else None
+        draft_probs = None if tables is None else numbers([0 if one is None else one.data_ptr() for one in tables])
+        lengths, next_tokens, paths = room(rows), room(rows), room(len(tokens))
+        self.library.walk(
+            WalkFields(
+                rule,
+                rows,
+                scores.shape[1],
+                KINDS[scores.dtype],
+                levels,
+                scores.data_ptr(),
+                *map(address_of, (sizes, sampled, tokens, parents)),
+                *(None if part is None else address_of(part) for part in (keys, vectors, draft_probs)),
+                *map(address_of, (lengths, next_tokens, paths)),
+            )
+        )
+        starts = accumulate(sizes, initial=0)
+        return [
+            Acceptance(tuple(paths[start : start + length]), token)
+            for start, length, token in zip(starts, lengths, next_tokens, strict=False)
+        ]

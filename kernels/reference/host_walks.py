@@ -1,0 +1,88 @@
+"""Verification on the host: the walks of the plain-torch kernel set."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.reference.chance import Chance, PhiloxChance
+from specdec.kernels.reference.philox import uniforms
+from specdec.kernels.reference.sampling import argmax
+from specdec.kernels.reference.tree_walk import as_walk, follow, trees_of
+from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.tree import DraftTree
+from specdec.kernels.types.types import (
+    NO_TOKEN,
+    Acceptance,
+    DraftProbs,
+    NoiseColumns,
+    NoiseKey,
+    NoiseRows,
+    PackedTrees,
+    Uniforms,
+    Vector,
+    Walk,
+)
+
+# An acceptance rule: a row's tree, the target's distribution after each node, coins and draws.
+Rule = Callable[[DraftTree, Callable[[int], Vector | None], Chance], Acceptance]
+
+
+def tree_walk(emitted: Tensor, trees: DraftTrees) -> list[Acceptance]:
+    """Follow the tokens emitted after roots and nodes; see `coupled_walk`."""
+    tokens: list[int] = emitted.tolist()
+    acceptances, start = [], 0
+    for tree in trees.read():
+        acceptances.append(follow(tree, tokens[start : start + 1 + len(tree)]))
+        start += 1 + len(tree)
+    return acceptances
+
+
+def host_walk(rule: Rule, uniforms: Uniforms) -> Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]:
+    """Return a rule as an operation of `KernelSet`."""
+
+    def walk(scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
+        return walk_rows(rule, scores, trees.read(), noise.keys, uniforms)
+
+    return walk
+
+
+def walk_rows(
+    rule: Rule, scores: Tensor, trees: Sequence[DraftTree], keys: Sequence[NoiseKey | None], uniforms: Uniforms
+) -> list[Acceptance]:
+    """Run a rule over each sampled row, with probabilities in float64; greedy rows follow the argmax.
+
+    Args:
+        scores: `[rows + nodes, vocab]`, processed logits; per row its root's, then its nodes'.
+        keys: of the rows, None for a greedy one.
+    """
+    emitted = argmax(scores).tolist()
+    acceptances, start = [], 0
+    for tree, key in zip(trees, keys, strict=True):
+        own = slice(start, start + 1 + len(tree))
+        start = own.stop
+        if key is None:
+            acceptances.append(follow(tree, emitted[own]))
+        else:
+            target = _target(scores[own], emitted[own])
+            acceptances.append(rule(tree, target, PhiloxChance(key, uniforms)))
+    return acceptances
+
+
+def _target(scores: Tensor, emitted: Sequence[int]) -> Callable[[int], Tensor | None]:
+    """Return the function from a node to the target's distribution after it, None where no token can come."""
+
+    def target(node: int) -> Tensor | None:
+        return None if emitted[1 + node] == NO_TOKEN else torch.softmax(scores[1 + node].double(), -1)
+
+    return target
+
+
+def walk_packed(
+    rule: Rule, scores: Tensor, draft_probs: DraftProbs | None, trees: PackedTrees, noise: NoiseColumns
+) -> Walk:
+    """Run a rule on the arguments of its kernel."""
+    rows = zip(*(part.tolist() for part in noise), strict=True)
+    keys = [NoiseKey(*key) if is_sampled else None for *key, is_sampled in rows]
+    found = walk_rows(rule, scores, trees_of(trees, draft_probs), keys, uniforms)
+    return as_walk(found, trees.max_depth, scores.device)

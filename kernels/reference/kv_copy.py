@@ -1,0 +1,19 @@
+"""Copies of cache entries and blocks in plain torch: what a CPU runs, and the reference of the Triton kernels."""
+
+from torch import Tensor
+
+
+def move_kv(kv: Tensor, source: Tensor, target: Tensor) -> None:
+    """See `specdec.kernels.triton.kv_copy`; all sources are read first."""
+    kv.index_copy_(1, target, kv.index_select(1, source))
+
+
+def copy_blocks(kv: Tensor, source_blocks: Tensor, target_blocks: Tensor, block_size: int) -> None:
+    """See `specdec.kernels.triton.kv_copy`; all sources are read first."""
+    move_kv(kv.view(kv.shape[0], -1, block_size, *kv.shape[2:]), source_blocks, target_blocks)
+
+
+def copy_between(source: Tensor, target: Tensor, source_blocks: Tensor, target_blocks: Tensor) -> None:
+    """See `specdec.kernels.triton.kv_copy`; the blocks may be on any device."""
+    blocks = source.index_select(0, source_blocks.to(source.device)).to(target.device)
+    target.index_copy_(0, target_blocks.to(target.device), blocks)

@@ -1,0 +1,197 @@
+"""The attention kernel's work plan for a step: tiles of query rows, cut along the context where they take long."""
+
+import math
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.ragged_rows import RaggedRows
+from specdec.kernels.types.upload import upload
+
+# Least context of a part, in entries: below, working on it takes no longer than joining it does.
+MIN_PART = 256
+# Height of a tile at which arithmetic takes about as long as reading its keys does, on an A100 or H100.
+BALANCED_HEIGHT = 128
+
+
+class Config(NamedTuple):
+    """Loop settings of a program: keys at a time (BLOCK_N), and warps."""
+
+    keys: int
+    warps: int
+
+
+# By bytes of a number and padded head_dim: the heights that a tile may have (BLOCK_M, rows times query heads of a
+# group; 16 is the least that `tl.dot` takes), and how each goes through its keys.
+#
+# Registers bound these, shared memory hardly. Compiled for sm_80 and sm_90 by Triton 3.6 and 3.9, none spills for the
+# models in `tests/kernels/model_launches.py`; `tests/kernels/test_aot.py` prints what each takes. None takes more than
+# 99 KB of shared memory, all that a block gets on sm_86 and sm_89; of low bfloat16 tiles, which wait for memory, two
+# run at least on a multiprocessor of an A100 or H100. float32 products run without tensor cores, and a thread holds
+# whole rows of both factors: low tiles, many warps.
+CONFIGS = {
+    (2, 16): {16: Config(64, 4), 64: Config(64, 4), 128: Config(64, 8)},
+    (2, 32): {16: Config(64, 4), 64: Config(64, 4), 128: Config(64, 8)},
+    (2, 64): {16: Config(64, 4), 64: Config(64, 8), 128: Config(64, 8)},
+    (2, 128): {16: Config(64, 4), 64: Config(32, 4), 128: Config(32, 8)},
+    (2, 256): {16: Config(32, 4), 64: Config(16, 8)},
+    (4, 16): {16: Config(32, 4), 32: Config(32, 8)},
+    (4, 32): {16: Config(32, 4), 32: Config(32, 8)},
+    (4, 64): {16: Config(32, 4), 32: Config(32, 8)},
+    (4, 128): {16: Config(32, 8)},
+    (4, 256): {16: Config(16, 8)},
+}
+# Hopper's matrix instructions read keys and values from shared memory, where others take them from registers: tall
+# tiles take more of them at a time, and 113 or 129 KB of the 227 that a block can have.
+HOPPER_CONFIGS = CONFIGS | {
+    (2, 128): {16: Config(64, 4), 64: Config(64, 4), 128: Config(64, 8)},
+    **{(4, dim): {16: Config(32, 8), 32: Config(32, 8)} for dim in (16, 32, 64)},
+}
+# With a window, slopes, or entries in 8 bits, a program has more numbers at hand: more warps, or fewer keys at a time.
+CROWDED_CONFIGS = {
+    (2, 128): {16: Config(64, 8), 64: Config(32, 8), 128: Config(16, 8)},
+    (4, 16): {16: Config(16, 8), 32: Config(32, 8)},
+}
+CROWDED_HOPPER_CONFIGS = {
+    (2, 128): {16: Config(64, 8), 64: Config(64, 8), 128: Config(32, 8)},
+    (4, 16): {16: Config(32, 4), 32: Config(16, 8)},
+    (4, 32): {16: Config(32, 4), 32: Config(16, 8)},
+}
+# Keys and values are found through the block table, a load behind a load. Triton gives each of the two half of the
+# stages but one: with 5, a tile of both is being loaded while the last is in use; with 3 or 4, none is.
+STAGES = 5
+
+
+class AttentionGeometry(NamedTuple):
+    """Sizes of a model that a plan depends on.
+
+    Attributes:
+        number_bytes: bytes of an element of queries, keys and values.
+        padded_dim: head_dim, up to the next power of two.
+        group: query heads per KV head.
+        window: tokens that a row sees, itself included; 0 for all.
+    """
+
+    number_bytes: int
+    padded_dim: int
+    group: int
+    kv_heads: int
+    window: int = 0
+
+
+class Chip(NamedTuple):
+    """Properties of a GPU that a plan depends on."""
+
+    processors: int
+    is_hopper: bool
+
+
+H100 = Chip(132, True)
+
+
+@lru_cache
+def chip_of(device: torch.device) -> Chip:
+    """Return the properties of a GPU; those of an H100 for other devices."""
+    if device.type != "cuda":
+        return H100
+    properties = torch.cuda.get_device_properties(device)
+    return Chip(properties.multi_processor_count, properties.major == 9)
+
+
+class Plan(NamedTuple):
+    """The work of all programs of a call, the same in all layers of a step.
+
+    Attributes:
+        height: height of the tiles (BLOCK_M).
+        config: loop settings of the programs.
+        items: int32 `[items, 7]`: request, first packed row, number of rows, first entry, end of the entries, entry
+            of the request's tree node 0, number of the part, or -1 where the item is its whole tile. The longest
+            come first, so that none is begun when the others are done. An item of no rows and no entries does nothing.
+        joins: int32 `[tiles cut, 4]`: first packed row, number of rows, first part, number of parts.
+        num_parts: parts of all cut tiles together.
+    """
+
+    height: int
+    config: Config
+    items: Tensor
+    joins: Tensor
+    num_parts: int
+
+    @staticmethod
+    def make(
+        rows: RaggedRows,
+        heads: AttentionGeometry,
+        configs: dict[int, Config],
+        processors: int,
+        height: int | None = None,
+    ) -> "Plan":
+        """Return the plan, from what the host knows and without waiting for the device.
+
+        Args:
+            height: height of the tiles; None for the cheapest.
+        """
+        height = height or best_height(rows, heads.group, configs)
+        config = configs[height]
+        tiles = rows.tiles(height // heads.group, heads.window)
+        # What each processor would do if all work could be dealt out evenly, in entries.
+        share = sum(tile.end - tile.begin for tile in tiles) * heads.kv_heads / processors
+        items: list[tuple[int, ...]] = []
+        joins: list[tuple[int, ...]] = []
+        num_parts = 0
+        for tile in tiles:
+            context = tile.end - tile.begin
+            wanted = max(1, math.floor(context / max(share, MIN_PART) + 0.5))
+            size = ceil_div(context, wanted * config.keys) * config.keys
+            begins = range(tile.begin, tile.end, size)
+            is_cut = len(begins) > 1
+            for part, begin in enumerate(begins, start=num_parts):
+                entries = (begin, min(begin + size, tile.end), rows.tree_starts[tile.request])
+                items.append((tile.request, tile.start, tile.rows, *entries, part if is_cut else -1))
+            if is_cut:
+                joins.append((tile.start, tile.rows, num_parts, len(begins)))
+                num_parts += len(begins)
+        items.sort(key=lambda item: item[3] - item[4])
+        work, seams = (upload(table, rows.visible.device, torch.int32) for table in (items, joins))
+        return Plan(height, config, work.view(-1, 7), seams.view(-1, 4), num_parts)
+
+
+def configs_of(heads: AttentionGeometry, chip: Chip, *, crowded: bool = False) -> dict[int, Config]:
+    """Return the heights that tiles of a geometry may have, and how each goes through its keys.
+
+    Args:
+        crowded: whether there is a window, slopes, or entries in 8 bits.
+
+    Raises:
+        ValueError: more query heads per KV head than the kernel was made for.
+    """
+    size = heads.number_bytes, heads.padded_dim
+    plain, more = (HOPPER_CONFIGS, CROWDED_HOPPER_CONFIGS) if chip.is_hopper else (CONFIGS, CROWDED_CONFIGS)
+    configs = more.get(size, plain[size]) if crowded else plain[size]
+    if heads.group > max(configs):
+        raise ValueError(f"{heads.group} query heads per KV head: at most {max(configs)} are supported")
+    return configs
+
+
+def reachable_heights(rows: int, group: int, configs: dict[int, Config]) -> list[int]:
+    """Return the heights that `best_height` may choose for a step of at most `rows` rows, and perhaps others.
+
+    A higher tile costs more where both hold all rows of a request. So it is chosen only if some request has more rows
+    than the lower one holds.
+    """
+    fitting = sorted(height for height in configs if height >= group)
+    return fitting[:1] + [higher for lower, higher in pairwise(fitting) if lower // group < rows]
+
+
+def best_height(rows: RaggedRows, group: int, configs: dict[int, Config]) -> int:
+    """Return the cheapest height of tiles: a tile reads its context once and computes with all its height."""
+
+    def cost(height: int) -> int:
+        per_tile = height // group
+        read = sum(ceil_div(n, per_tile) * length for n, length in zip(rows.query_lens, rows.lengths, strict=True))
+        return (BALANCED_HEIGHT + height) * read
+
+    return min((height for height in configs if height >= group), key=cost)

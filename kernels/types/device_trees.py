@@ -1,0 +1,251 @@
+"""Draft trees on a device, which the host reads in one transfer with their outcome."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.ragged_rows import WORD_BITS
+from specdec.kernels.types.tree import NO_DRAFTS, DraftTree, HostNodes, split_words
+from specdec.kernels.types.types import ROOT, DraftProbs, NodeTensors, NoiseColumns, NoiseKey, NoiseRows
+from specdec.kernels.types.upload import read_together, upload
+
+# Marks roots and nodes that no children were drawn for.
+NO_PROBS = -1
+
+
+class NodeColumns(NamedTuple):
+    """The nodes of one tree per row, parents before children; entries behind them have no meaning.
+
+    Attributes:
+        tokens, depths: int64 `[rows, most]`.
+        parents: int64 `[rows, most]`, the place of each node's parent, `ROOT` for a child of the root.
+        ranks: int64 `[rows, most]`, as `DraftTree.ranks`.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    ranks: Tensor
+
+
+class DeviceNodes:
+    """The nodes of several trees on a device; the host knows only how many each has.
+
+    Args:
+        columns: the nodes.
+        sizes: nodes of each row's tree.
+        depth: most levels.
+        probs: distributions that children were drawn from, its `rows` here `[rows, 1 + most]`; None if no tree was
+            drawn.
+        drawn: of each row, whether its children were drawn; by default all if there are `probs`.
+        chained: of each row, `DraftTree.num_chained`; by default 0.
+    """
+
+    def __init__(
+        self,
+        columns: NodeColumns,
+        sizes: Sequence[int],
+        depth: int,
+        probs: DraftProbs | None = None,
+        drawn: Sequence[bool] | None = None,
+        chained: Sequence[int] | None = None,
+    ) -> None:
+        self.columns = columns
+        self.sizes, self.depth, self.probs = sizes, depth, probs
+        self.drawn = [probs is not None] * len(sizes) if drawn is None else drawn
+        self.chained = [0] * len(sizes) if chained is None else chained
+        self.ancestors = _ancestors(columns.parents, depth)
+        self.host: list[int] | None = None
+        self._paths: Tensor | None = None
+        self._chosen: dict[tuple[int, ...], NodeTensors] = {}
+
+    @staticmethod
+    def of(trees: Sequence[DraftTree], device: torch.device) -> "DeviceNodes":
+        """Return trees that the host knows, none of them drawn."""
+        sizes = [len(tree) for tree in trees]
+        most, depth = max(sizes), max(max(tree.depths, default=0) for tree in trees)
+        parts = [(tree.tokens, tree.parents, tree.depths, tree.ranks or range(len(tree))) for tree in trees]
+        rows = [[[*part, *[0] * (most - len(part))] for part in each] for each in parts]
+        columns = NodeColumns(*upload(rows, device).view(len(trees), 4, most).unbind(1))
+        return DeviceNodes(columns, sizes, depth, chained=[tree.num_chained for tree in trees])
+
+    @property
+    def most(self) -> int:
+        """Most nodes of a row."""
+        return self.columns.tokens.shape[1]
+
+    @property
+    def table(self) -> Tensor:
+        """The part that the host reads, int64 `[rows, 3 * most]`: tokens, parents and ranks."""
+        return torch.cat([self.columns.tokens, self.columns.parents, self.columns.ranks], 1)
+
+    @property
+    def paths(self) -> Tensor:
+        """Tokens on the way to the root and to each node, int64 `[rows, 1 + most, depth]`, padded with -1."""
+        if self._paths is None:
+            self._paths = _paths(self.columns, self.depth)
+        return self._paths
+
+    def chosen(self, rows: Sequence[int]) -> NodeTensors:
+        """Return the nodes of some rows' trees; packing, noise and verification ask for the same."""
+        found = self._chosen.get(tuple(rows))
+        if found is None:
+            flat = [row * self.most + node for row in rows for node in range(self.sizes[row])]
+            places = upload(flat, self.ancestors.device)
+            tokens, parents, depths, _ = (part.flatten()[places] for part in self.columns)
+            found = NodeTensors(tokens, depths, parents, self.ancestors.flatten(0, 1)[places])
+            self._chosen[tuple(rows)] = found
+        return found
+
+    def tree(self, row: int) -> DraftTree:
+        """Return a row's tree without its `draft_probs`; `host` must hold `table`."""
+        assert self.host is not None
+        starts = (((3 * row + part) * self.most) for part in range(3))
+        tokens, parents, ranks = (tuple(self.host[start : start + self.sizes[row]]) for start in starts)
+        return DraftTree(tokens, parents, ranks=ranks, num_chained=self.chained[row], check=False)
+
+    def concat(self, other: "DeviceNodes") -> "DeviceNodes":
+        """Return these trees, followed by the others."""
+        both = (self, other)
+        most, device = max(nodes.most for nodes in both), self.ancestors.device
+        columns = [[pad(part, (0, most - nodes.most)) for part in nodes.columns] for nodes in both]
+        tables, rows, count = list[Tensor](), list[Tensor](), 0
+        for nodes in both:
+            if nodes.probs is None:
+                rows.append(torch.full((len(nodes.sizes), 1 + most), NO_PROBS, dtype=torch.int64, device=device))
+            else:
+                own = nodes.probs.rows
+                shifted = torch.where(own == NO_PROBS, own, own + count)
+                rows.append(pad(shifted, (0, most - nodes.most), value=NO_PROBS))
+                tables.append(nodes.probs.table)
+                count += len(nodes.probs.table)
+        return DeviceNodes(
+            NodeColumns(*(torch.cat(parts) for parts in zip(*columns, strict=True))),
+            sizes=[*self.sizes, *other.sizes],
+            depth=max(self.depth, other.depth),
+            probs=DraftProbs(torch.cat(tables), torch.cat(rows)) if tables else None,
+            drawn=[*self.drawn, *other.drawn],
+            chained=[*self.chained, *other.chained],
+        )
+
+
+class DeviceTrees:
+    """Trees on a device, with the methods of `HostTrees`.
+
+    Args:
+        batch: the nodes.
+        rows: the batch's row of each tree, None for an empty tree; by default all rows in order.
+    """
+
+    def __init__(self, batch: DeviceNodes, rows: Sequence[int | None] | None = None) -> None:
+        self.batch = batch
+        self.rows = range(len(batch.sizes)) if rows is None else rows
+        self.sizes = [0 if row is None else batch.sizes[row] for row in self.rows]
+        self.depth = batch.depth
+        self.is_drawn = [row is not None and batch.sizes[row] > 0 and batch.drawn[row] for row in self.rows]
+
+    def select(self, rows: Sequence[int | None]) -> "DeviceTrees":
+        return DeviceTrees(self.batch, [None if row is None else self.rows[row] for row in rows])
+
+    def concat(self, others: "DeviceTrees") -> "DeviceTrees":
+        shift = len(self.batch.sizes)
+        rows = [*self.rows, *(None if row is None else shift + row for row in others.rows)]
+        return DeviceTrees(self.batch.concat(others.batch), rows)
+
+    def host_nodes(self, row: int) -> HostNodes:
+        return HostNodes(*[(0,) * self.sizes[row]] * 3)
+
+    def complete(self, tokens: Tensor, positions: Tensor, ancestors: Tensor, places: Sequence[int]) -> None:
+        nodes, at = self.nodes(tokens.device), upload(places, tokens.device)
+        tokens.index_copy_(0, at, nodes.tokens)
+        positions.index_add_(0, at, nodes.depths)
+        ancestors[:, : nodes.ancestors.shape[1]].index_copy_(0, at, nodes.ancestors[:, : ancestors.shape[1]])
+
+    def nodes(self, device: torch.device) -> NodeTensors:  # noqa: ARG002
+        return self.batch.chosen([row for row in self.rows if row is not None and self.batch.sizes[row]])
+
+    def paths(self, row: int, device: torch.device) -> Tensor:
+        own = self.rows[row]
+        if own is None:
+            return torch.empty(1, 0, dtype=torch.int64, device=device)
+        return self.batch.paths[own, : 1 + self.sizes[row]]
+
+    def draft_probs(self, device: torch.device) -> DraftProbs:
+        assert self.batch.probs is not None
+        assert all(self.is_drawn)
+        width = 1 + self.batch.most
+        flat = [
+            row * width + place
+            for row, size in zip(self.rows, self.sizes, strict=True)
+            if row is not None
+            for place in range(1 + size)
+        ]
+        return DraftProbs(self.batch.probs.table, self.batch.probs.rows.flatten()[upload(flat, device)])
+
+    def noise(self, keys: Sequence[NoiseKey | None], device: torch.device) -> NoiseRows:
+        """Return the noise as columns, since the host does not know the depths."""
+        counts = [1 + size for size in self.sizes]
+        places = [row for row, count in enumerate(counts) for _ in range(count)]
+        at = upload(places, device)
+        columns = NoiseColumns(*(column[at] for column in NoiseColumns.of(keys, device)))
+        if any(keys):
+            node_rows, end = list[int](), 0
+            for count in counts:
+                node_rows += range(end + 1, end + count)
+                end += count
+            columns.positions.index_add_(0, upload(node_rows, device), self.nodes(device).depths)
+        return NoiseRows((), columns)
+
+    def with_probs(self) -> list[DraftTree]:
+        found = []
+        for row, drawn, tree in zip(self.rows, self.is_drawn, self.read(), strict=True):
+            if drawn and row is not None and self.batch.probs is not None:
+                own = self.batch.probs.rows[row, : 1 + len(tree)].clamp_min(0)
+                tree = replace(tree, draft_probs=self.batch.probs.table[own], check=False)
+            found.append(tree)
+        return found
+
+    def read(self) -> list[DraftTree]:
+        if self.batch.host is None and any(self.sizes):
+            self.read_with([])
+        return [
+            self.batch.tree(row) if row is not None and size else NO_DRAFTS
+            for row, size in zip(self.rows, self.sizes, strict=True)
+        ]
+
+    def read_with(self, parts: Sequence[Tensor]) -> list[list[int]]:
+        if self.batch.host is not None or not any(self.sizes):
+            return read_together(parts)
+        *numbers, self.batch.host = read_together([*parts, self.batch.table])
+        return numbers
+
+
+def _paths(columns: NodeColumns, depth: int) -> Tensor:
+    """Return `DeviceNodes.paths`."""
+    device, rows = columns.tokens.device, len(columns.tokens)
+    place = torch.arange(depth, device=device)
+    own = torch.where(place == columns.depths[:, :, None] - 1, columns.tokens[:, :, None], -1)
+    root = own.new_full((rows, 1, depth), -1)
+    above = (columns.parents + 1)[:, :, None].expand(-1, -1, depth)
+    paths = torch.cat([root, own], 1)
+    for _ in range(depth - 1):
+        paths = torch.cat([root, torch.where(own >= 0, own, paths.gather(1, above))], 1)
+    return paths
+
+
+def _ancestors(parents: Tensor, depth: int) -> Tensor:
+    """Return the nodes on the path to each node as bit sets, int64 `[rows, nodes, words]`."""
+    (rows, count), device = parents.shape, parents.device
+    words = max(1, ceil_div(count, WORD_BITS))
+    own = upload([split_words(1 << node, words) for node in range(count)], device)
+    bits = own.view(1, count, words).expand(rows, -1, -1)
+    under_root = (parents == ROOT)[:, :, None]
+    index = parents.clamp_min(0)[:, :, None].expand(-1, -1, words)
+    for _ in range(depth - 1):
+        bits = own.view(1, count, words) | bits.gather(1, index).masked_fill(under_root, 0)
+    return bits

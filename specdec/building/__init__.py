@@ -1,0 +1,1 @@
+"""How an engine is built: settings, checks, loaded weights, memory of the cache, and ranks."""

@@ -1,0 +1,173 @@
+"""From settings, a loaded target and what drafts for it to an engine."""
+
+import logging
+import sys
+import time
+
+from specdec.building.host_memory import check_cache
+from specdec.building.memory_profile import Rehearsal, cache_bytes
+from specdec.building.ranks import OneRank, Ranks
+from specdec.building.worker_builder import WorkerBuilder
+from specdec.cache.kept_entries import KEEPS_ALL, KeptEntries
+from specdec.cache.kv_cache_manager import KVCacheManager
+from specdec.config import EngineConfig
+from specdec.draft_heads.drafting.drafter import Proposal
+from specdec.draft_heads.heads.draft_head import DraftModel
+from specdec.engine.engine import LLMEngine
+from specdec.execution.cost_measurement import measure_preemption_cost, measure_step_cost
+from specdec.execution.executor import Executor
+from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.types.integers import ceil_div
+from specdec.kv_transfer.kv_connector import KVConnector
+from specdec.models.llama import LlamaModel
+from specdec.scheduling.choice_rows import MOST_NODES
+from specdec.scheduling.rank_values import read_values
+from specdec.scheduling.scheduler import Scheduler
+from specdec.scheduling.step_cost import PreemptionCost
+
+logger = logging.getLogger(__name__)
+
+
+class EngineBuilder:
+    """Builds an engine around a loaded target.
+
+    Args:
+        draft: the draft head or small model; None for plain decoding, or chains alone.
+        ranks: the processes of the engine.
+
+    Attributes:
+        block_bytes: memory of one cache block in the rank where it is largest.
+        workers: makes the worker of this process; holds the sizes that follow from model and settings.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: LlamaModel,
+        draft: DraftModel | None,
+        kernels: KernelSet,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.config, self.model, self.kernels, self._ranks = config, model, kernels, ranks or OneRank()
+        self.workers = WorkerBuilder(config, model, draft, kernels)
+        self.block_bytes = max(self.workers.block_bytes, self._ranks.tap(self.workers.taps))
+
+    def build(self) -> LLMEngine:
+        """Check, profile, and assemble the engine with its cache at full size.
+
+        Raises:
+            ValueError: cache memory that is too small, or kernels that do not support the model or its trees.
+        """
+        self._check_kernels()
+        num_blocks, block_bytes = self._num_blocks(), self.block_bytes
+        num_host_blocks = int(self.config.swap_space * (1 << 30)) // block_bytes
+        tokens, mebibytes = num_blocks * self.config.block_size, num_blocks * block_bytes / (1 << 20)
+        sizes = (tokens, num_blocks, self.config.block_size, mebibytes, num_host_blocks)
+        logger.info("cache: %d tokens in %d blocks of %d, %.1f MiB; %d blocks in host memory", *sizes)
+        check_cache(num_blocks * block_bytes, self.config)
+        with self.kernels.limited_threads():
+            measures = self.config.scheduler.is_fitted
+            return self._assemble(num_blocks, num_host_blocks, measures=measures, connects=True)
+
+    def _check_kernels(self) -> None:
+        for name in ("draft_kv_cache_dtype", "draft_window_size", "draft_quantization"):
+            asked = getattr(self.config, name)
+            if asked is not None and self.workers.head is None:
+                raise ValueError(
+                    f"{name} is {asked!r}; it is for a draft model, and draft is "
+                    f"{self.config.sources or 'none'!r}; leave it out, or name a head or small model"
+                )
+        for sizes in [self.model.config, *([self.workers.head.llama] if self.workers.head else [])]:
+            self.kernels.check_model(sizes.head_dim, sizes.num_heads // sizes.num_kv_heads)
+        # A request may bring a predicted text, whatever else drafts.
+        nodes, window = self.workers.shape.nodes, self._window
+        self.kernels.check_tree(max(self.workers.slots, nodes))
+        head, levels = self.workers.head, self.workers.shape.positions
+        narrowest = min((own for own in head.windows if own), default=levels) if head else levels
+        if levels > narrowest:
+            raise ValueError(
+                f"the draft model's sliding window of {narrowest} tokens is narrower than its drafts of {levels}; "
+                "raise draft_window_size, or lower draft_depth"
+            )
+        if window is not None and nodes > window:
+            raise ValueError(
+                f"draft_nodes {nodes} is more than the target's sliding window of {window} tokens, which no draft path "
+                f"may leave; use at most {window}"
+            )
+
+    @property
+    def _window(self) -> int | None:
+        """The target's narrowest sliding window, which no path of a tree may leave; None without windows."""
+        return min((window for window in self.model.whole_config.layer_windows if window), default=None)
+
+    def _num_blocks(self) -> int:
+        """Return how many blocks the memory of every rank holds, or the seats can use if that is less."""
+        self._ranks.fit()
+        memory, workers = cache_bytes(self.config, self._rehearse), self.workers
+        held = min(memory // workers.block_bytes, *self._ranks.num_blocks(), sys.maxsize)
+        if held < 1:
+            raise ValueError(f"kv_cache_memory {memory} is less than one block of {self.block_bytes} bytes; raise it")
+        most = self.config.scheduler.max_num_seqs * ceil_div(workers.longest + workers.slots, self.config.block_size)
+        return min(held, most)
+
+    def _rehearse(self) -> int:
+        """Run the largest steps on an engine that is thrown away; return the bytes of its cache."""
+        rehearsal = Rehearsal(self.config, self.workers.longest, max(self.workers.slots, self.workers.shape.nodes))
+        rehearsal.run(self._assemble(rehearsal.num_blocks))
+        self._ranks.rehearsed()
+        return rehearsal.num_blocks * self.workers.block_bytes
+
+    def _assemble(
+        self, num_blocks: int, num_host_blocks: int = 0, *, measures: bool = False, connects: bool = False
+    ) -> LLMEngine:
+        executor = self._ranks.executor(self.workers)
+        executor.start(num_blocks, num_host_blocks)
+        connects_kv = connects and self.config.kv_transfer_config is not None
+        connector = executor.connect(self.block_bytes) if connects_kv else None
+        scheduler = self._scheduler(executor, connector, measures=measures, gives_back=connects)
+        hands_over = self.config.is_prefill
+        return LLMEngine(scheduler, executor, self.kernels, self.config.logprobs_mode, hands_over=hands_over)
+
+    @property
+    def _kept(self) -> KeptEntries:
+        head = self.workers.head
+        return KeptEntries.of(self.model.whole_config.layer_windows, None if head is None else head.reach)
+
+    def _scheduler(
+        self, executor: Executor, connector: KVConnector | None, *, measures: bool, gives_back: bool
+    ) -> Scheduler:
+        config, workers, cache = self.config, self.workers, executor.worker.cache
+        manager = KVCacheManager(
+            cache.num_blocks,
+            cache.block_size,
+            cache.num_host_blocks,
+            config.enable_prefix_caching,
+            # A rehearsal's steps are not to be smaller than others.
+            self._kept if gives_back else KEEPS_ALL,
+            config.scheduler.max_num_batched_tokens,
+        )
+        swap_cost = measure_preemption_cost(executor) if cache.num_host_blocks else PreemptionCost()
+        step_cost = None
+        if measures:
+            positions = min(
+                self.model.config.max_position,
+                workers.head.llama.max_position if workers.head else sys.maxsize,
+            )
+            began = time.perf_counter()
+            logger.info("measuring step costs")
+            step_cost = measure_step_cost(executor, positions, workers.shape if workers.draft else None)
+            seconds = (time.perf_counter() - began, 1e3 * step_cost.passes(1), 1e3 * step_cost.all_levels(1))
+            logger.info("step costs measured in %.1f s: plain step %.2f ms, draft tree %.2f ms", *seconds)
+        return Scheduler(
+            manager,
+            config.scheduler,
+            workers.shape,
+            swap_cost,
+            workers.draft_context,
+            step_cost,
+            read_values(config.draft) if config.draft is not None else (),
+            draws=workers.proposal == Proposal.DRAWN,
+            reads_prompts=config.is_prefill,
+            connector=connector,
+            max_choice_nodes=min(self.kernels.max_nodes or MOST_NODES, self._window or MOST_NODES),
+        )

@@ -1,0 +1,94 @@
+"""Ranks beside the first in Ray actors, which Ray places on the machines of its cluster."""
+
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from specdec.building.met_ranks import MEETING_TIMEOUT, MetRanks, meet
+from specdec.building.started_ranks import Process
+
+
+class RayRanks(MetRanks):
+    """Actors of one rank each, with a GPU or a CPU of their own; see `OtherRanks`.
+
+    They join the cluster that this process belongs to, or that `RAY_ADDRESS` names; without one, Ray is started on this
+    machine.
+
+    Args:
+        size: number of all ranks; the first is this process.
+        device_type: "cuda" for a GPU each, otherwise a CPU.
+        timeout: seconds for a follower to take a message.
+
+    Raises:
+        ValueError: the package ray is not installed.
+        TimeoutError: some did not come, as where the cluster has too few GPUs or CPUs.
+    """
+
+    def __init__(self, size: int, device_type: str, timeout: float) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise ValueError(
+                "distributed_executor_backend is 'ray', and the package ray is not installed; "
+                "pip install 'specdec[ray]'"
+            ) from None
+        if not ray.is_initialized():
+            ray.init(log_to_driver=False)
+        needs = {"num_gpus": 1} if device_type == "cuda" else {"num_cpus": 1}
+        host = ray.util.get_node_ip_address()
+        store = TCPStore(host, 0, None, is_master=True, timeout=timedelta(seconds=MEETING_TIMEOUT))
+        actors = [ray.remote(**needs)(_Rank).remote() for _ in range(1, size)]
+        runs = [actor.follow.remote(host, store.port, rank) for rank, actor in enumerate(actors, 1)]
+        self.processes: list[Process] = [_Actor(*pair) for pair in zip(actors, runs, strict=True)]
+        try:
+            super().__init__(store, size, timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the actors, which hold their processes."""
+        for process in self.processes:
+            process.kill()
+
+
+class _Rank:
+    """A rank beside the first, as an actor."""
+
+    def follow(self, host: str, port: int, rank: int) -> None:
+        """Serve as this rank until its connection to the first one is closed.
+
+        Args:
+            host: address of the first rank, which has the store at `port`.
+        """
+        store = TCPStore(host, port, None, is_master=False, timeout=timedelta(seconds=MEETING_TIMEOUT))
+        meet(store, rank, host).run()
+
+
+class _Actor:
+    """An actor as a `Process`. Ray tells whether its call has ended, and no exit code."""
+
+    def __init__(self, actor: Any, run: Any) -> None:
+        self._actor, self._run = actor, run
+
+    def poll(self) -> int | None:
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._ended(timeout)
+        return 0
+
+    def kill(self) -> None:
+        import ray
+
+        # At the end of the process Ray may be gone before the engine.
+        with suppress(Exception):
+            ray.kill(self._actor)
+
+    def _ended(self, timeout: float | None) -> int | None:
+        import ray
+
+        done, _ = ray.wait([self._run], timeout=timeout)
+        return 0 if done else None

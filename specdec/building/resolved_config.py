@@ -1,0 +1,177 @@
+"""Resolution of settings: the folders, device, dtype and tree shape that an engine gets."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specdec.building.checkpoint_checks import check_draft, check_split, check_target
+from specdec.building.llm_settings import engine_config
+from specdec.building.named_checkpoints import named_head, named_target
+from specdec.building.shipped_heads import HEADS, shipped_head
+from specdec.config import AUTO, DEMO, DEMO_HEAD, DEMO_HEADS, NGRAM, EngineConfig, default_shape, draft_names
+from specdec.core.device import name_of, resolve_device, resolve_dtype
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.formats.block_settings import block_rows
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.unreadable_files import nearest_hint
+from specdec.models.checkpoint import check_tokenizer
+from specdec.models.hub import checkpoint_path, shown_path
+from specdec.parallel.rank_layout import RankLayout
+
+logger = logging.getLogger(__name__)
+DRAFT_WORDS = (AUTO, NGRAM, "none")
+
+
+class Sources(NamedTuple):
+    """The target, and what drafts for it.
+
+    Attributes:
+        model: the target's folder.
+        draft: folder of the draft model; None for none.
+        ngrams: whether n-grams of the text are drafted.
+    """
+
+    model: Path
+    draft: Path | None
+    ngrams: bool
+
+
+def resolved_config(model: str | Path | None, draft: str | Path | None, settings: Mapping[str, Any]) -> EngineConfig:
+    """Resolve settings, so that none is "auto" or left open.
+
+    Args:
+        model, draft, settings: as `LLM` takes them.
+
+    Raises:
+        ValueError: an unknown setting, or one outside its range.
+    """
+    given = dict(settings)
+    shape = given.pop("shape", None)
+    if not isinstance(shape, DraftShape | Mapping | None):
+        raise ValueError(f"shape is {shape!r}; it must be a DraftShape, some of its fields, or None")
+    config = engine_config(DEMO / "target", None, given)
+    device = resolve_device(config.device)
+    sources, tokenizer = _checked_sources(model, draft, config), None
+    if config.tokenizer is not None:
+        tokenizer = checkpoint_path(config.tokenizer, weights=False)
+        check_tokenizer(tokenizer)
+    if not isinstance(shape, DraftShape):
+        rows = None if sources.draft is None else block_rows(sources.draft)
+        # The levels are all drafted by one pass, so that none costs more.
+        deepest = {} if rows is None else {"depth": rows}
+        shape = replace(default_shape(device.type), **{**deepest, **(shape or {})})
+    if config.verify == "block":
+        # The rule takes chains alone.
+        shape = replace(shape, branching=1, nodes=shape.depth)
+    return replace(
+        config,
+        model=sources.model,
+        draft=sources.draft,
+        ngrams=sources.ngrams,
+        tokenizer=tokenizer,
+        device=str(device),
+        dtype=name_of(resolve_dtype(config.dtype, device)),
+        shape=shape,
+    )
+
+
+def _checked_sources(model: str | Path | None, draft: str | Path | None, config: EngineConfig) -> Sources:
+    """Return the target and what drafts for it, which fit each other by their files; no weights are read."""
+    if draft == AUTO:
+        checkpoint = DEMO / "target" if model is None else checkpoint_path(model, config.revision)
+        target = named_target(checkpoint)
+        sizes = check_target(target or checkpoint)
+        sources = _drafting_for(target, checkpoint) if target else _automatic(checkpoint, sizes)
+    else:
+        sources = _given_sources(model, draft, config)
+        sizes = check_target(sources.model)
+    check_split(sources.model, sizes, RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size))
+    if sources.draft is not None:
+        try:
+            kind = check_draft(sources.draft, sources.model, sizes, config.draft_window_size)
+        except CheckpointError as error:
+            # A head that cannot be read is no matter of its target.
+            is_demo = model is None and sources.model == DEMO / "target" and "the target's" in str(error)
+            told = "; the target is the demo model, since no other is named" if is_demo else ""
+            raise CheckpointError(f"{error}{told}") from None
+        if config.speculative_method not in (None, kind):
+            logger.warning(
+                "speculative_config has method %r, and %s is a draft of the kind %s; it drafts as what it is",
+                *(config.speculative_method, shown_path(sources.draft), kind),
+            )
+    return sources
+
+
+def _drafting_for(target: Path, head: Path) -> Sources:
+    """Return a head, which was given as the model, and the target that it names; it is logged."""
+    logger.info("%s is a head: it drafts for the target that it names, %s", shown_path(head), shown_path(target))
+    return Sources(target, head, False)
+
+
+def _automatic(checkpoint: Path, sizes: LlamaConfig) -> Sources:
+    """Return what drafts for a target: the head that it names, a shipped one that was made for it, or n-grams.
+
+    What was chosen is logged, but for the demo model.
+    """
+    name, head = shown_path(checkpoint), named_head(checkpoint)
+    if head is not None:
+        if head != DEMO_HEAD:
+            logger.info("drafts: %s, the head that %s names", shown_path(head), name)
+        return Sources(checkpoint, head, False)
+    shipped = shipped_head(checkpoint, sizes)
+    if shipped is not None and shipped.is_named:
+        logger.info(
+            "drafts: %s and ngram: the shipped head for %s, which %s is by its name and sizes; --draft takes another, "
+            "or none",
+            *(shipped.folder, shipped.made_for, name),
+        )
+        return Sources(checkpoint, shipped.folder, True)
+    if shipped is not None:
+        why = (
+            f"names no head. The shipped one for {shipped.made_for} fits its sizes: if it is that model, give --draft "
+            f"{shipped.folder},ngram"
+        )
+    elif HEADS.is_dir():
+        why = f"names no head, and none in {HEADS} is for it; --draft takes one, or none"
+    else:
+        why = "names no head; --draft takes one, or none. Shipped heads are in specdec's repository alone, under heads/"
+    logger.info("drafts: ngram (prompt lookup), since %s %s", name, why)
+    return Sources(checkpoint, None, True)
+
+
+def _given_sources(model: str | Path | None, draft: str | Path | None, config: EngineConfig) -> Sources:
+    """Return the draft sources that a user named, and the target: the user's, the head's, or the demo's."""
+    head, ngrams = _draft_sources(draft, config.draft_revision, is_demo=model is None)
+    if model is not None:
+        return Sources(checkpoint_path(model, config.revision), head, ngrams)
+    target = named_target(head) if head is not None else None
+    return Sources(target or DEMO / "target", head, ngrams)
+
+
+def _draft_sources(draft: str | Path | None, revision: str | None, is_demo: bool) -> tuple[Path | None, bool]:
+    """Return the folder of the draft model, and whether n-grams of the text are drafted."""
+    names = draft_names(draft)
+    models = [name for name in names if name != NGRAM]
+    if len(models) > 1 or len(names) - len(models) > 1:
+        hints = (nearest_hint(str(name), (NGRAM,)) for name in models)
+        raise ValueError(
+            f"draft is {str(draft)!r}; it may name one head or small model, and ngram{next(filter(None, hints), '')}"
+        )
+    if not models:
+        return None, bool(names)
+    (name,) = models
+    if name in ("", "none", AUTO):
+        alone = name or "none"
+        raise ValueError(f"draft is {str(draft)!r}; it must be {alone} alone, or sources separated by one comma")
+    if name in DEMO_HEADS and not Path(name).is_dir():
+        if not is_demo:
+            raise ValueError(
+                f"draft {name!r} is the demo model's own head; give the folder or hub name of this model's, ngram, "
+                "none, or auto"
+            )
+        return DEMO_HEADS[str(name)], len(names) > 1
+    words = (*DRAFT_WORDS, *(DEMO_HEADS if is_demo else ()), *map(str, HEADS.glob("*")))
+    return checkpoint_path(name, revision, known=words), len(names) > 1

@@ -1,0 +1,256 @@
+"""Assembly of a worker from settings and loaded models."""
+
+import logging
+import time
+from collections.abc import Collection
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from specdec.building.block_identity import block_keys
+from specdec.building.draft_loader import draft_kernels, load_replacement
+from specdec.building.rank_loader import layout_of
+from specdec.cache.kv_cache import KVCache, KVDtypes, entry_bytes
+from specdec.config import EngineConfig
+from specdec.core.device import DTYPES
+from specdec.draft_heads.drafting.drafter import Drafter, NoDrafter, Proposal
+from specdec.draft_heads.drafting.drafters import drafter_of, shape_for
+from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
+from specdec.draft_heads.heads.draft_head import DraftModel
+from specdec.execution.model_runner import ModelRunner
+from specdec.execution.split_verifier import SplitVerifier
+from specdec.execution.worker import Worker
+from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.kv_entries import KV_DTYPES, LARGEST
+from specdec.kernels.types.ragged_rows import WORD_BITS
+from specdec.kv_transfer.connector_factory import ConnectorContext, make_connector
+from specdec.kv_transfer.kv_connector import KVCaches, KVConnector
+from specdec.models.adapter_layout import draft_layout, draft_part, target_layout, target_part
+from specdec.models.llama import LlamaModel
+from specdec.models.lora_adapter import AdapterFiles, AdapterWeights, read_adapter
+from specdec.models.sharded_llama import ShardedLlama
+from specdec.models.split_head import draft_shard
+from specdec.models.tp_plan import Shard
+from specdec.verify.verifier import Verifier, verifier_of
+
+if TYPE_CHECKING:
+    from specdec.execution.cuda_graphs import CudaGraphs
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerBuilder:
+    """Builder of workers around a loaded target.
+
+    Args:
+        draft: the draft head or small model; None for plain decoding, or chains alone.
+
+    Attributes:
+        proposal: how drafts are chosen for the acceptance rule.
+        head: the draft head, if any.
+        shape: bounds of draft trees, as far as the draft model can fill them.
+        slots: cache entries of a request's drafts.
+        longest: limit of a request's tokens.
+        draft_context: number of tokens from which on the draft model drafts nothing for a request; 0 without a model.
+        kv_dtypes: of the cache's keys and values.
+        target_scales: the checkpoint's scales of them, where they are for the codes in use.
+        block_bytes: memory of one cache block.
+        taps: target layers that the head reads, in this process or in that of the last pipeline stage.
+    """
+
+    def __init__(self, config: EngineConfig, model: LlamaModel, draft: DraftModel | None, kernels: KernelSet) -> None:
+        self.config, self.model, self.draft, self.kernels = config, model, draft, kernels
+        self.proposal = Proposal.COUPLED if config.verify == "coupled" else Proposal.DRAWN
+        self.device, self.dtype = torch.device(config.device), DTYPES[config.dtype]
+        self.head = draft.head if draft else None
+        self.taps: tuple[int, ...] = self.head.taps if self.head else ()
+        self.shape = shape_for(draft, config.shape)
+        self.slots = self.shape.slots if draft else self.shape.nodes if config.ngrams else 0
+        self.longest = config.context(model.config.max_position)
+        # Beyond its positions a head would guess.
+        self.draft_context = self.head.llama.max_position - self.shape.positions if self.head else 0
+        self.kv_dtypes = self._kv_dtypes()
+        self._draft_shard = self._split_draft()
+        # One stream and its workspaces, also for a head that comes later.
+        self._graphs: CudaGraphs | None = None
+        self.target_scales = self._target_scales()
+        entry = entry_bytes(model.config, self.head, self.dtype, self.kv_dtypes, self.target_scales)
+        self.block_bytes = config.block_size * entry
+
+    def build(self, num_blocks: int, num_host_blocks: int = 0) -> Worker:
+        """Allocate a cache, and capture CUDA graphs of common steps where they are used."""
+        config = self.config
+        cache = KVCache(
+            num_blocks,
+            config.block_size,
+            self.model.config,
+            self.head,
+            self.dtype,
+            self.device,
+            num_host_blocks,
+            kernels=self.model.kernels if isinstance(self.model, ShardedLlama) else self.kernels,
+            kv_dtypes=self.kv_dtypes,
+            target_scales=self.target_scales,
+        )
+        # Captures and measurements read it.
+        cache.clear_null_block()
+        return self._worker(ModelRunner(self.model, cache, self.dtype, self.head, self.longest, self.taps))
+
+    def _split_draft(self) -> Shard | None:
+        """Return which part of the draft model this rank adapts; None where it has all of it, or adapts none."""
+        config, model, head = self.config, self.model, self.head
+        if head is None or config.draft is None or config.draft_tensor_parallel_size == 1 or not config.enable_lora:
+            return None
+        assert isinstance(model, ShardedLlama)
+        return draft_shard(config.draft, head, model, config.draft_window_size)
+
+    def _kv_dtypes(self) -> KVDtypes:
+        config = self.config
+        asked: str = config.kv_cache_dtype
+        if asked == "auto" and self.model.config.kv_cache_dtype is not None:
+            asked = self.model.config.kv_cache_dtype
+        draft = config.draft_kv_cache_dtype or asked
+        return KVDtypes(KV_DTYPES.get(asked, self.dtype), KV_DTYPES.get(draft, self.dtype))
+
+    def _target_scales(self) -> Tensor | None:
+        """Return the checkpoint's scales, where they are for the codes in use."""
+        made_for = self.model.config.kv_cache_dtype
+        scales, own = self.model.kv_scales, self.kv_dtypes.target
+        if scales is not None and own in LARGEST and KV_DTYPES.get(made_for or "fp8_e4m3") == own:
+            return scales
+        if own == torch.float8_e4m3fn:
+            logger.warning(
+                "kv_cache_dtype is fp8_e4m3, and the checkpoint has no scales for it: keys and values beyond %g become "
+                "%g; where that hurts, use fp8_e5m2 or int8",
+                LARGEST[own],
+                LARGEST[own],
+            )
+        return None
+
+    def load_draft(self, folder: Path, kept_tokens: Collection[int]) -> DraftModel:
+        """See `WorkerMaker.load_draft`."""
+        config = replace(self.config, draft=folder)
+        return load_replacement(config, self.model, self.kernels, kept_tokens, self.draft)
+
+    def with_draft(self, worker: Worker, draft: DraftModel) -> Worker:
+        """See `WorkerMaker.with_draft`.
+
+        Graphs that hold weights of the old head are released before others are captured. If that fails, the old worker
+        goes on without them.
+        """
+        before, runner = (self.draft, self.head), worker.runner
+        if isinstance(worker.drafter, TreeDrafter):
+            worker.drafter.graphs = None
+        try:
+            self.draft, self.head = draft, draft.head
+            runner.use_head(draft.head)
+            return self._worker(runner)
+        except BaseException:
+            self.draft, self.head = before
+            assert self.head is not None
+            runner.use_head(self.head)
+            raise
+
+    def read_adapter(self, files: AdapterFiles) -> AdapterWeights:
+        """See `WorkerMaker.read_adapter`."""
+        target = None
+        if files.target is not None:
+            layout = target_layout(self.model.whole_config)
+            whole = read_adapter(files.target, layout, self.config.max_lora_rank, self.dtype)
+            target = target_part(self.model, whole)
+        draft = None
+        if files.draft is not None:
+            if self.head is None:
+                raise ValueError(
+                    f"draft_lora_path is {str(files.draft)!r}, and the engine drafts without a model; leave it out"
+                )
+            layers = draft_layout(self.head, self._draft_shard)
+            own = read_adapter(files.draft, layers, self.config.max_lora_rank, self.dtype, of="draft model")
+            draft = draft_part(self.head, own, self._draft_shard)
+        return AdapterWeights(target, draft)
+
+    def put_adapter(self, place: int, adapter: AdapterWeights) -> None:
+        """See `WorkerMaker.put_adapter`."""
+        if adapter.target is not None:
+            assert self.model.adapters is not None
+            self.model.adapters.put(place, adapter.target)
+        if adapter.draft is not None:
+            assert self.draft is not None
+            assert self.draft.adapters is not None
+            self.draft.adapters.put(place, adapter.draft)
+
+    def _worker(self, runner: ModelRunner) -> Worker:
+        drafter = self._drafter(runner.cache)
+        self._capture_graphs(runner, drafter)
+        return Worker(runner, drafter, self._verifier(), self._graphs)
+
+    def connect(self, worker: Worker, block_bytes: int, rank: int = 0) -> KVConnector:
+        """See `WorkerMaker.connect`."""
+        config, cache = self.config, worker.cache
+        assert config.kv_transfer_config is not None
+        common: set[str] = set()
+        if config.tensor_parallel_size > 1:
+            # Features are sums over ranks; a head that is split has its own part of keys and values.
+            common = {"features"} if config.draft_tensor_parallel_size > 1 else {"features", "head"}
+        layout = layout_of(config)
+        caches = KVCaches(cache.parts, self.kernels, layout.size, layout.tensor, frozenset(common))
+        keys = partial(block_keys, config, cache, self.head, rank)
+        context = ConnectorContext(caches, cache.block_size, keys, block_bytes, rank)
+        connector = make_connector(config.kv_transfer_config, context)
+        cache.transfers = connector
+        return connector
+
+    def _verifier(self) -> Verifier:
+        verifier = verifier_of(self.config.verify, self.kernels)
+        if isinstance(self.model, ShardedLlama):
+            return SplitVerifier(verifier, self.model, self.kernels)
+        return verifier
+
+    def _drafter(self, cache: KVCache) -> Drafter:
+        config = self.config
+        if self.draft is None:
+            return NoDrafter()
+        assert cache.draft is not None
+        return drafter_of(
+            self.draft,
+            cache.draft,
+            cache.features,
+            config.block_size,
+            self.dtype,
+            self.shape,
+            self.proposal,
+            draft_kernels(config, self.kernels),
+        )
+
+    def _capture_graphs(self, runner: ModelRunner, drafter: Drafter) -> None:
+        """Capture passes and drafting where CUDA graphs are used; passes that are captured already stay."""
+        # A stage waits for its neighbours in the middle of a pass.
+        is_stage = self.model.num_stages > 1
+        config, limits = self.config, self.config.scheduler
+        if self.device.type != "cuda" or not self.kernels.on_device or config.enforce_eager or is_stage:
+            return
+        # Imported late: they bring Triton.
+        from specdec.execution.cuda_graphs import CudaGraphs
+        from specdec.execution.graph_capture import DRAFTED_CONTEXT, capture_drafting, capture_passes
+        from specdec.execution.step_graphs import GraphLimits
+
+        began, self._graphs = time.perf_counter(), self._graphs or CudaGraphs(self.device)
+        self._graphs.release()
+        entries = self.longest + self.slots
+        largest = GraphLimits(
+            limits.max_num_seqs,
+            tokens=min(limits.max_num_batched_tokens, limits.max_num_seqs * entries),
+            blocks=ceil_div(entries, config.block_size),
+            words=max(1, ceil_div(self.slots, WORD_BITS)),
+            adapters=config.max_loras if config.enable_lora else 0,
+        )
+        if runner.graphs is None:
+            capture_passes(runner, self._graphs.capture, largest)
+        if isinstance(drafter, TreeDrafter) and self.draft_context > DRAFTED_CONTEXT + 1:
+            capture_drafting(drafter, runner, self._graphs.capture, largest)
+        logger.info("CUDA graphs captured in %.1f s", time.perf_counter() - began)

@@ -1,0 +1,1 @@
+"""Ranks that share a model: their places, and operations between them."""

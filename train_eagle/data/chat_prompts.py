@@ -1,0 +1,66 @@
+"""Prompts that ask a model to answer conversations."""
+
+from collections.abc import Sequence
+
+from specdec.llm import LLM
+from specdec.train_eagle.data.chat_mask import BadConversation, Message
+from specdec.train_eagle.data.conversations import BadData, Entry, Source, parse, read
+
+
+def question(entry: Entry) -> list[Message]:
+    """Return the messages to be answered: those before the first answer, or all if the last is a question.
+
+    Raises:
+        BadConversation: there is no question.
+    """
+    value = entry.value
+    if not isinstance(value, dict):
+        return entry.messages()
+    match value:
+        case {"prompt": str() as asked} | {"turns": [str() as asked, *_]}:
+            turns: object = [{"role": "user", "content": asked}]
+        case _:
+            turns = value.get("messages") or value.get("conversations")
+    if not isinstance(turns, list):
+        raise BadConversation("no question", "give messages, conversations, turns or a prompt")
+    # `parse` insists on an answer, as training does.
+    *messages, _ = parse({"messages": [*turns, {"role": "assistant", "content": "?"}]})
+    if messages and messages[-1]["role"] == "assistant":
+        messages = messages[: [message["role"] for message in messages].index("assistant")]
+    if not any(message["role"] == "user" for message in messages):
+        raise BadConversation("no question", "the user says nothing before the first answer")
+    return messages
+
+
+def read_prompts(llm: LLM, source: Source, limit: int | None, max_tokens: int, bad: BadData) -> list[list[int]]:
+    """Return token ids of the questions in the first `limit` entries; other entries go to `bad`.
+
+    Raises:
+        ValueError: no question is left.
+    """
+    prompts, problem = [], "there is nothing in it"
+    for entry in read([source], limit):
+        try:
+            prompt = chat_prompt(llm, question(entry))
+            if len(prompt) + max_tokens > llm.max_model_len:
+                detail = f"{len(prompt)} tokens and {max_tokens} to come, of {llm.max_model_len}; lower max_tokens"
+                raise BadConversation("too long", detail)
+            prompts.append(prompt)
+        except BadConversation as error:
+            bad.add(error, entry.place)
+            problem = f"line {entry.place.line}: {error}"
+    if not prompts:
+        raise ValueError(f"{source.name}: no prompt that can be answered: {problem}")
+    return prompts
+
+
+def chat_prompt(llm: LLM, messages: Sequence[Message]) -> list[int]:
+    """Return the prompt of a conversation.
+
+    Raises:
+        BadConversation: the chat template refuses it.
+    """
+    try:
+        return llm.chat_prompt(messages)
+    except Exception as error:  # a template may raise any exception
+        raise BadConversation("refused by the chat template", str(error)) from None

@@ -1,0 +1,135 @@
+"""Block heads as training sees them: DFlash and DSpark."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+from torch import Tensor
+
+from specdec.draft_heads.formats.head_kinds import KINDS
+from specdec.draft_heads.heads.block_head import BlockConfig, BlockHead
+from specdec.draft_heads.heads.edge_scorers import MarkovConfig
+from specdec.models.llama import LlamaModel
+from specdec.train_eagle.training.block_trainer import BlockTrainer
+from specdec.train_eagle.training.head_trainer import HeadTrainer, LossSettings
+from specdec.train_eagle.training.train_config import RECIPES
+from specdec.train_eagle.training.training_kind import (
+    TrainingKind,
+    begin_as_target,
+    initialise,
+    input_norm,
+    layer_config,
+)
+
+# Layers of the target that published heads read.
+MOST_TAPS = 5
+SIZES = frozenset({"layers", "intermediate_size", "block_size", "causal", "mask_token", "anchors", "draft_vocab_size"})
+
+
+def block_taps(num_layers: int) -> tuple[int, ...]:
+    """Return the layers that a block head reads, spread as in the official code: outputs of layers 1 to L - 3.
+
+    A target with few layers gives as many as it has there; one with fewer than four, its middle one.
+    """
+    count = min(MOST_TAPS, num_layers - 3)
+    if count <= 1:
+        return (num_layers // 2 + 1,)
+    return tuple(round(1 + i * (num_layers - 4) / (count - 1)) + 1 for i in range(count))
+
+
+@dataclass(frozen=True)
+class DFlashTraining(TrainingKind[BlockHead]):
+    """DFlash: the slots of a block are independent, and scored by the target's output matrix.
+
+    Attributes:
+        layers, intermediate_size, block_size, causal, mask_token: shape of a fresh head, see `TrainConfig`.
+    """
+
+    layers: int = RECIPES["dflash"]["layers"]
+    intermediate_size: int | None = None
+    block_size: int = RECIPES["dflash"]["block_size"]
+    causal: bool = RECIPES["dflash"]["causal"]
+    mask_token: int | None = None
+
+    files = KINDS["dflash"]
+    settings = SIZES
+    architecture = "DFlashDraftModel"
+
+    def sized(self, settings: Mapping[str, Any]) -> Self:
+        given = {each.name: settings.get(each.name) for each in fields(self)}
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
+
+    def new(self, model: LlamaModel, draft_tokens: Tensor | None) -> BlockHead:
+        head = BlockHead(self.config(model, draft_tokens))
+        initialise(head, model)
+        # The context rows of the first layer then are the target's own keys and values there, but for the norm of keys.
+        begin_as_target(head, head.fc, head.decoder_layers, model)
+        head.hidden_norm.weight.data.copy_(input_norm(model, head.taps))
+        # The target's output matrix reads states that its own norm has scaled.
+        head.norm.weight.data.copy_(model.norm.weight)
+        if head.lm_head is not None and draft_tokens is not None:
+            head.draft_tokens.copy_(draft_tokens)
+            output = model.lm_head_weight
+            head.lm_head.weight.data.copy_(output[draft_tokens.to(output.device)])
+        return head
+
+    def config(self, model: LlamaModel, draft_tokens: Tensor | None) -> BlockConfig:
+        """Return the shape of a fresh head.
+
+        Raises:
+            ValueError: the mask token is none of the target's.
+        """
+        target = model.config
+        mask_token = target.vocab_size - 1 if self.mask_token is None else self.mask_token
+        if mask_token >= target.vocab_size:
+            raise ValueError(f"mask_token is {mask_token}; it must be below the target's {target.vocab_size} tokens")
+        llama = layer_config(target)
+        inner = self.intermediate_size or llama.intermediate_size
+        return BlockConfig(
+            replace(llama, num_layers=self.layers, intermediate_size=inner, qk_norm=True),
+            block_taps(target.num_layers),
+            self.block_size,
+            mask_token,
+            anchor_first=False,
+            causal=(self.causal,) * self.layers,
+            draft_vocab_size=None if draft_tokens is None else len(draft_tokens),
+        )
+
+    def trainer(self, head: BlockHead, lm_head: Tensor, settings: LossSettings) -> HeadTrainer:
+        tokens = None if head.lm_head is None else head.draft_tokens
+        return BlockTrainer(head, lm_head, settings, head.lm_head, tokens)
+
+    def facts(self, head: BlockHead) -> str:
+        own = head.config
+        taps = ", ".join(map(str, own.taps))
+        drafts = f"One pass drafts {own.num_slots} tokens" + (" and which follows which" if own.markov else "")
+        return f"{drafts}. It reads the inputs of the target's layers {taps}; token {own.mask_token} is its mask."
+
+    def drafted(self, head: BlockHead) -> int:
+        return head.config.num_slots
+
+    def engines(self, head: BlockHead) -> tuple[str, ...]:  # noqa: ARG002
+        return ("vLLM",)
+
+
+@dataclass(frozen=True)
+class DSparkTraining(DFlashTraining):
+    """DSpark: a bias of low rank from the token before, and an estimate of each token's acceptance.
+
+    Attributes:
+        markov_rank: rank of the bias.
+        markov_kind: what the bias reads, see `MarkovConfig`.
+    """
+
+    block_size: int = RECIPES["dspark"]["block_size"]
+    markov_rank: int = RECIPES["dspark"]["markov_rank"]
+    markov_kind: str = RECIPES["dspark"]["markov_kind"]
+
+    files = KINDS["dspark"]
+    settings = SIZES | {"markov_rank", "markov_kind", "confidence_weight"}
+    architecture = "Qwen3DSparkModel"
+
+    def config(self, model: LlamaModel, draft_tokens: Tensor | None) -> BlockConfig:
+        plain = super().config(model, draft_tokens)
+        markov = MarkovConfig(self.markov_rank, self.markov_kind)
+        return replace(plain, anchor_first=True, markov=markov, confidence=True)

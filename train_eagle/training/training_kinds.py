@@ -1,0 +1,99 @@
+"""The kinds of draft heads that can be trained."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.draft_heads.formats.head_kinds import KINDS
+from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
+from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head, Eagle3Layer, default_taps
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.models.llama import LlamaModel
+from specdec.train_eagle.training.block_training import DFlashTraining, DSparkTraining
+from specdec.train_eagle.training.head_trainer import HeadTrainer, LossSettings, UnrolledTrainer
+from specdec.train_eagle.training.training_kind import (
+    UNROLLED,
+    TrainingKind,
+    begin_as_target,
+    initialise,
+    input_norm,
+    layer_config,
+)
+
+# Bounds of a default draft vocabulary, and what it is a multiple of.
+LEAST_TOKENS, MOST_TOKENS, ROUNDED_TO = 8192, 32_000, 256
+
+
+class EagleTraining(TrainingKind[EagleHead]):
+    """EAGLE-1/2: the head predicts the target's features, and its states are scored by the target's output matrix."""
+
+    files = KINDS["eagle"]
+    settings = UNROLLED | {"feature_weight"}
+    # vLLM knows the official name alone. SGLang has a name of its own, and a class with an fc.bias that no file fills.
+    architecture = "LlamaForCausalLM"
+
+    def new(self, model: LlamaModel, draft_tokens: Tensor | None) -> EagleHead:
+        assert draft_tokens is None
+        # vLLM cannot load a head that has an fc.bias.
+        head = EagleHead(EagleConfig(layer_config(model.config), fc_bias=False))
+        initialise(head, model)
+        return head
+
+    def engines(self, head: EagleHead) -> tuple[str, ...]:
+        return () if head.config.fc_bias else ("vLLM",)
+
+
+class Eagle3Training(TrainingKind[Eagle3Head]):
+    """EAGLE-3: the head has an output matrix of its own, which may score some tokens only."""
+
+    files = KINDS["eagle3"]
+    settings = UNROLLED | {"draft_vocab_size"}
+    # Both vLLM and SGLang know it.
+    architecture = "LlamaForCausalLMEagle3"
+
+    def new(self, model: LlamaModel, draft_tokens: Tensor | None) -> Eagle3Head:
+        target, output = model.config, model.lm_head_weight
+        tokens = torch.arange(target.vocab_size, device=output.device) if draft_tokens is None else draft_tokens
+        taps = default_taps(target.num_layers)
+        head = Eagle3Head(Eagle3Config(layer_config(target), taps, target.hidden_size, len(tokens)))
+        initialise(head, model)
+        begin_as_target(head, head.fc, head.layers, model)
+        first = head.layers[0]
+        assert isinstance(first, Eagle3Layer)
+        first.hidden_norm.weight.data.copy_(input_norm(model, taps))
+        first.input_layernorm.weight.data.fill_(1)
+        head.draft_tokens.copy_(tokens)
+        head.lm_head.weight.data.copy_(output[tokens.to(output.device)])
+        head.norm.weight.data.copy_(model.norm.weight)
+        return head
+
+    def default_draft_vocab(self, target: LlamaConfig) -> int:
+        """Return the tokens whose rows make the output matrix as large as the head's other trained weights.
+
+        That gives 32,000 for targets of 1B parameters and more, as in EAGLE-3, SpecForge and speculators, and fewer for
+        smaller ones, whose matrix of 32,000 rows would be most of the head.
+        """
+        with torch.device("meta"):
+            sizes = Eagle3Config(layer_config(target), default_taps(target.num_layers), target.hidden_size, 1)
+            head = Eagle3Head(sizes)
+        tables = head.embed_tokens.weight.numel() + head.lm_head.weight.numel()
+        rows = (sum(each.numel() for each in head.parameters()) - tables) // target.hidden_size
+        tokens = max(LEAST_TOKENS, min(MOST_TOKENS, rows // ROUNDED_TO * ROUNDED_TO))
+        return tokens if tokens < target.vocab_size else 0
+
+    def trainer(self, head: Eagle3Head, lm_head: Tensor, settings: LossSettings) -> HeadTrainer:
+        return UnrolledTrainer(head, lm_head, settings, head.lm_head, head.draft_tokens)
+
+    def facts(self, head: Eagle3Head) -> str:
+        taps = ", ".join(map(str, head.taps))
+        proposes = f"{head.config.draft_vocab_size:,} of {head.llama.vocab_size:,} tokens"
+        return f"It reads the inputs of the target's layers {taps} and proposes {proposes}."
+
+    def engines(self, head: Eagle3Head) -> tuple[str, ...]:  # noqa: ARG002
+        return "vLLM", "SGLang"
+
+
+TRAINING_KINDS: dict[str, TrainingKind[Any]] = {
+    kind.files.name: kind for kind in (EagleTraining(), Eagle3Training(), DFlashTraining(), DSparkTraining())
+}
