@@ -23,7 +23,6 @@ from specdec.kernels.reference import kv_copy as kv_copy_reference
 from specdec.kernels.reference import logit_filters as logit_filters_reference
 from specdec.kernels.reference import rotary_store as rotary_store_reference
 from specdec.kernels.reference import tree_attention as tree_attention_reference
-from specdec.kernels.reference.block_walk import walk_block
 from specdec.kernels.reference.coupled_walk import coupled_walk
 from specdec.kernels.reference.host_walks import host_walk, tree_walk
 from specdec.kernels.reference.projection import Projection
@@ -72,7 +71,6 @@ class KernelSet:
             the outcome, here and in the next two.
         rejection_walk: recursive rejection sampling down each row's tree, with the same arguments; a greedy row
             follows the argmax.
-        block_walk: block verification of each row's chain, with the same arguments.
         fused_layer: prepares a decoder layer that runs in one call; None where its parts are called one by one.
         fused_target: prepares a target's pass in one call; None where its parts are called one by one.
         grouped_lora: adds what adapters make of a product's inputs, where products are called one by one.
@@ -106,7 +104,6 @@ class KernelSet:
     perturbed_top_k: Callable[[Candidates, NoiseRows, int, Stream, int], TopK]
     coupled_walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
     rejection_walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
-    block_walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
     grouped_lora: GroupedLoRA
     fused_layer: Callable[[LayerWeights], FusedLayer] | None = None
     fused_drafting: Callable[[HeadWeights, Product, int, Tensor | None, DraftingCache], FusedDrafting] | None = None
@@ -190,7 +187,6 @@ def torch_kernels(noise: NoiseSource) -> KernelSet:
         perturbed_top_k=sampling.perturbed_top_k,
         coupled_walk=partial(coupled_walk, sampling.gumbel_argmax, tree_walk),
         rejection_walk=host_walk(walk_rejection, noise.uniforms),
-        block_walk=host_walk(walk_block, noise.uniforms),
         grouped_lora=grouped_lora_reference.grouped_lora,
         noise=noise,
     )
@@ -220,7 +216,6 @@ def native_kernels(noise: NoiseSource, library: Library, quantization: Quantizat
         move_kv=operations.move_kv,
         coupled_walk=walks.coupled_walk,
         rejection_walk=walks.rejection_walk,
-        block_walk=walks.block_walk,
     )
     return _quantized(library, kernels, quantization)
 
@@ -297,7 +292,6 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
     if device.type != "cuda" and not knobs.runtime.interpret:
         raise ValueError(f"the triton kernels run on {device} in Triton's interpreter alone; set TRITON_INTERPRET=1")
     from specdec.kernels.triton import (
-        block_walk,
         elementwise,
         grouped_lora,
         gumbel_argmax,
@@ -318,7 +312,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         scores, _, tokens = candidates
         return perturbed_top_k.perturbed_top_k(scores, noise.columns(scores.device), k, tokens, int(stream), lane)
 
-    walks = DeviceWalks(tree_walk_kernel.tree_walk, rejection_walk.rejection_walk, block_walk.block_walk)
+    walks = DeviceWalks(tree_walk_kernel.tree_walk, rejection_walk.rejection_walk)
     return KernelSet(
         name="triton",
         on_device=True,
@@ -335,7 +329,6 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         perturbed_top_k=top_k,
         coupled_walk=partial(coupled_walk, argmax, walks.tree_walk),
         rejection_walk=walks.rejection_walk,
-        block_walk=walks.block_walk,
         grouped_lora=grouped_lora.grouped_lora,
         head_dims=tree_attention.HEAD_DIMS,
         max_nodes=tree_attention.MAX_WORDS * WORD_BITS,

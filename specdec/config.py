@@ -33,7 +33,7 @@ EAGLE2_SHAPE = DraftShape(6, 10, 60)
 # On a CPU, where every row and level costs: the best of `benchmarks/tree_shapes.py`.
 CPU_SHAPE = DraftShape(6, 3, 8, min_reach=0.6)
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
-Verify = Literal["coupled", "rejection", "block"]
+Verify = Literal["coupled", "rejection"]
 ExecutorBackend = Literal["mp", "ray"]
 
 
@@ -86,9 +86,7 @@ class EngineConfig:
     )
     device: str = setting("auto", "auto, cpu or cuda.", panel="Model")
     shape: DraftShape = setting(EAGLE2_SHAPE, "Bounds of draft trees.", flags="")
-    verify: Verify = setting(
-        "coupled", "Acceptance rule: coupled, rejection, or block (drafts in one chain).", panel="Drafts"
-    )
+    verify: Verify = setting("coupled", "Acceptance rule: coupled or rejection.", panel="Drafts")
     logprobs_mode: LogprobsMode = setting(
         "raw_logprobs", "raw_logprobs of the model, or processed_logprobs after all sampling parameters.", flags=""
     )
@@ -188,12 +186,6 @@ class EngineConfig:
         "but the model's outputs change.",
         panel="Model",
     )
-    draft_quantization: Quantization | None = setting(
-        None,
-        "Weights of the draft model alone: none, or q8, in 8 bits by the native kernels. Outputs do not change.",
-        shown_default="as --quantization",
-        panel="Drafts",
-    )
     enable_lora: bool = setting(
         False,
         "Serve LoRA adapters of the target beside it, each request its own.",
@@ -208,20 +200,6 @@ class EngineConfig:
         panel="Model",
     )
     max_lora_rank: int = setting(16, "Largest rank of an adapter.", least=1, most=256, panel="Model")
-    draft_vocab: int | Path | None = setting(
-        None,
-        "Tokens that can be drafted: how many (the first ones), or a JSON or torch file of their ids; end and special "
-        "tokens always can.",
-        metavar="N|FILE",
-        panel="Drafts",
-        shown_default="all",
-    )
-    draft_rank: int | None = setting(
-        None,
-        "Rank of the low-rank approximation that preselects draft candidates; only those are scored exactly.",
-        shown_default="score all exactly",
-        panel="Drafts",
-    )
     draft_window_size: int | None = setting(
         None,
         "Most tokens that the draft model's attention sees, the own one included. Heads lose acceptance on texts that "
@@ -262,10 +240,6 @@ class EngineConfig:
                 tiers_of(self.kv_transfer_config)
         self._check_role()
         self._check_ranks()
-        if self.ngrams and self.draft is None and (self.draft_vocab is not None or self.draft_rank is not None):
-            raise ValueError(
-                "draft_vocab and draft_rank are for a head's logits; draft 'ngram' has none; leave them out"
-            )
 
     def _check_role(self) -> None:
         if self.role == "both":

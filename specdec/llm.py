@@ -64,8 +64,8 @@ class LLM:
             "ngram" for prompt lookup; None for plain decoding. One model and "ngram" draft together: "eagle,ngram". A
             speculators head given as `model` drafts for the target that it names.
         settings: keywords of `LLMSettings`; `EngineConfig` and `SchedulerConfig` describe them and have the defaults.
-            `shape` may give some fields of a `DraftShape`; the others have the device's defaults. `draft_vocab` may be
-            a number or a file. Those of vLLM's `LLM` are in `VLLMKeywords`.
+            `shape` may give some fields of a `DraftShape`; the others have the device's defaults. Those
+            of vLLM's `LLM` are in `VLLMKeywords`.
 
     Attributes:
         config: the settings, with nothing left open.
@@ -97,10 +97,8 @@ class LLM:
             self.model = load_target(own_config, kernels, ranks.groups(torch.device(own_config.device)))
             size = f"{self.model.num_parameters:,} parameters{ranks.share}"
             logger.info("target %s: %s, %s, loaded in %.1f s", name, size, how, time.perf_counter() - began)
-            special = self.tokenizer.special_tokens if self.tokenizer else frozenset()
-            self._kept_tokens = kept = self.generation_config.end_tokens | special
-            ranks.load_drafts(kept)
-            drafts = load_drafts(own_config, self.model, kernels, kept)
+            ranks.load_drafts()
+            drafts = load_drafts(own_config, self.model, kernels)
             logger.info("drafts: %s", self._drafts_in_words())
             self.engine = EngineBuilder(own_config, self.model, drafts, kernels, ranks).build()
         self.engine.ring = ring
@@ -288,7 +286,7 @@ class LLM:
         folder = checkpoint_path(draft)
         self._adapters.check_draft()
         with self._shared.turn() as engine:
-            engine.update_draft(folder, self._kept_tokens)
+            engine.update_draft(folder)
             self.request_maker.draft_identity = identity({"head": checkpoint_identity(folder)})
             self.config = replace(self.config, draft=folder)
         logger.info("drafts: %s", self._drafts_in_words())

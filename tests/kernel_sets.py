@@ -10,7 +10,6 @@ from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.reference import gumbel_argmax as gumbel_argmax_reference
 from specdec.kernels.reference import perturbed_top_k as perturbed_top_k_reference
 from specdec.kernels.reference import tree_walk as tree_walk_reference
-from specdec.kernels.reference.block_walk import block_walk
 from specdec.kernels.reference.coupled_walk import coupled_walk
 from specdec.kernels.reference.rejection_walk import rejection_walk
 from specdec.kernels.triton.walks import DeviceWalks
@@ -30,7 +29,7 @@ def _perturbed_top_k(candidates: Candidates, noise: NoiseRows, k: int, stream: S
     return perturbed_top_k_reference.perturbed_top_k(scores, columns, k, tokens, int(stream), lane)
 
 
-_WALKS = DeviceWalks(tree_walk_reference.tree_walk, rejection_walk, block_walk)
+_WALKS = DeviceWalks(tree_walk_reference.tree_walk, rejection_walk)
 # What a device runs, in plain torch.
 REFERENCES = replace(
     TORCH,
@@ -39,5 +38,4 @@ REFERENCES = replace(
     perturbed_top_k=_perturbed_top_k,
     coupled_walk=partial(coupled_walk, _gumbel_argmax, _WALKS.tree_walk),
     rejection_walk=_WALKS.rejection_walk,
-    block_walk=_WALKS.block_walk,
 )

@@ -1,6 +1,6 @@
 """The acceptance rules: which draft tokens are kept, and the target's own token after them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal, Protocol
 
@@ -42,26 +42,25 @@ class CoupledVerifier:
         return self.kernels.coupled_walk(scores, trees, NoiseRows(keys))
 
 
-class WeighingVerifier:
-    """Rejection rules, which compare p with q: recursive rejection sampling and block verification.
+class RejectionVerifier:
+    """Recursive rejection sampling, which compares p with q; see `kernels.rejection_walk_reference`.
 
     The output follows the target's distribution exactly, but unlike with `CoupledVerifier` the tree influences which
     of the possible outputs it is.
 
     Args:
         kernels: operations of the device.
-        walk: the rule, `kernels.rejection_walk` or `kernels.block_walk`.
     """
 
-    def __init__(self, kernels: KernelSet, walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]) -> None:
-        self.kernels, self.walk = kernels, walk
+    def __init__(self, kernels: KernelSet) -> None:
+        self.kernels = kernels
 
     def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
         """Return the outcome of each row; see `CoupledVerifier.verify`."""
         scores = logits
         if any(context.sampling.changes for context in contexts):
             scores = processed_logits(logits, node_rows(trees, contexts, logits.device), self.kernels)
-        return self.walk(scores, trees, NoiseRows(noise_keys(contexts)))
+        return self.kernels.rejection_walk(scores, trees, NoiseRows(noise_keys(contexts)))
 
 
 class Verifier(Protocol):
@@ -72,11 +71,9 @@ class Verifier(Protocol):
         ...
 
 
-def verifier_of(rule: Literal["coupled", "rejection", "block"], kernels: KernelSet) -> Verifier:
+def verifier_of(rule: Literal["coupled", "rejection"], kernels: KernelSet) -> Verifier:
     """Return the verifier of an acceptance rule."""
-    if rule == "coupled":
-        return CoupledVerifier(kernels)
-    return WeighingVerifier(kernels, kernels.block_walk if rule == "block" else kernels.rejection_walk)
+    return CoupledVerifier(kernels) if rule == "coupled" else RejectionVerifier(kernels)
 
 
 def noise_keys(contexts: Sequence[Context]) -> list[NoiseKey | None]:

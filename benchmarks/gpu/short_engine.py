@@ -13,7 +13,7 @@ def main() -> None:
     device = day_device()
     from specdec import LLM, DraftShape, SamplingParams
 
-    for verify, head in (("coupled", "eagle3"), ("rejection", "eagle"), ("block", "dspark")):
+    for verify, head in (("coupled", "eagle3"), ("rejection", "eagle"), ("rejection", "dspark")):
         llm = LLM(
             draft=head,
             verify=verify,

@@ -11,10 +11,8 @@ from torch import Tensor
 from benchmarks.gpu.batch import random_tree
 from benchmarks.gpu.race import EXACT, Case, Peer, Subject
 from benchmarks.gpu.sizes import Sizes
-from specdec.kernels.reference import block_walk as block_walk_reference
 from specdec.kernels.reference import rejection_walk as rejection_walk_reference
 from specdec.kernels.reference import tree_walk as tree_walk_reference
-from specdec.kernels.triton.block_walk import block_walk
 from specdec.kernels.triton.rejection_walk import rejection_walk
 from specdec.kernels.triton.tree_walk import tree_walk
 from specdec.kernels.types.tree import ROOT, DraftTree
@@ -30,7 +28,6 @@ def subjects(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
     for rows in sizes.walks:
         yield Subject("tree_walk", {"rows": rows}, partial(_tree_walk, sizes, rows, device))
         yield Subject("rejection_walk", {"rows": rows}, partial(_rejection_walk, sizes, rows, device))
-        yield Subject("block_walk", {"rows": rows}, partial(_block_walk, sizes, rows, device))
 
 
 def _tree_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
@@ -71,22 +68,6 @@ def _rejection_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
         num_bytes=_bytes_read(inputs[0], rejection_walk_reference.rejection_walk(*inputs).lengths),
         bound=EXACT,
         peers={"host": Peer(lambda: rejection_walk_reference.rejection_walk(*inputs), captured=False)},
-    )
-
-
-def _block_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
-    chance, depth = random.Random(rows), sizes.tree.depth
-    chains = [
-        DraftTree(tuple(chance.choices(range(sizes.vocabulary), k=depth)), tuple(range(-1, depth - 1)))
-        for _ in range(rows)
-    ]
-    inputs = _weighed(sizes, chains, device)
-    return Case(
-        run=lambda: block_walk(*inputs),
-        twin=lambda: block_walk_reference.block_walk(*inputs),
-        num_bytes=_bytes_read(inputs[0], torch.full((rows,), depth, device=device)),
-        bound=EXACT,
-        peers={"host": Peer(lambda: block_walk_reference.block_walk(*inputs), captured=False)},
     )
 
 

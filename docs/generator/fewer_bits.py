@@ -85,34 +85,9 @@ def _quantized_speed() -> str:
     return f"{table(header, rows)}\n\nq8 over none, medians over prompts: {medians}, in {speed['dtype']}. {command}"
 
 
-# Results of heads in 8 bits: their targets and commands. FOLDER is what `python -m benchmarks.widen` wrote.
-DRAFT_RESULTS = {
-    "draft_quantization": ("demo", "draft_quantization"),
-    "draft_quantization_wide": (
-        "widened",
-        "draft_quantization --model FOLDER/target --draft FOLDER/eagle3 --draft FOLDER/dspark "
-        "--name draft_quantization_wide --prompts 5 --rounds 3 --nodes 8",
-    ),
-}
-HEADS = {"eagle": "EAGLE-1", "eagle3": "EAGLE-3", "dspark": "DSpark"}
-
-
-def _quantized_drafts() -> str:
-    rows = []
-    for name, (target, _) in DRAFT_RESULTS.items():
-        found = read(name)
-        for row in found["rows"]:
-            figures = [f"{row['tau'][kind]:.2f}" for kind in ("none", "q8")]
-            rows.append([target, HEADS[row["head"]], str(found["nodes"]), *figures, f"{row['q8_over_none']:.3f}"])
-    header = ["target", "head", "nodes", "tau, none", "tau, q8", "speed, q8 over none"]
-    sources = " ".join(source(name, command) for name, (_, command) in DRAFT_RESULTS.items())
-    return f"{table(header, rows)}\n\n{sources}"
-
-
 PARTS: dict[str, Callable[[], str]] = {
     "results-q8-products": _quantized_products,
     "results-kv-cache-dtype": _kv_cache_dtype,
     "results-q8-logits": _quantized_logits,
     "results-q8-speed": _quantized_speed,
-    "results-q8-drafts": _quantized_drafts,
 }

@@ -132,20 +132,6 @@ def _tree_shapes() -> str:
     return _with_source("tree_shapes", ["depth, branching, nodes, min_reach", "tau", "cycle cost c", "speed-up"], rows)
 
 
-def _candidates() -> str:
-    rows = [
-        [
-            row["readout"],
-            f"{row['tokens_scored']:,}",
-            f"{100 * row['recall_of_ten']:.1f}%",
-            *(f"{row['tau'][f'{kind}, temperature {t}']:.2f}" for kind in KINDS for t in (0, 1)),
-        ]
-        for row in read("candidate_recall")["rows"]
-    ]
-    tau = [f"tau, {kind}, temperature {t}" for kind in KINDS for t in (0, 1)]
-    return _with_source("candidate_recall", ["draft logits", "tokens scored", "top 10 covered", *tau], rows)
-
-
 def _coupling() -> str:
     rows = [
         [
@@ -314,7 +300,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "results-trees": _tree_shapes,
     "results-never-slower": lambda: _never_slower("never_slower", "never_slower"),
     "results-never-slower-wide": lambda: _never_slower("never_slower_wide", NEVER_SLOWER_WIDE),
-    "results-candidates": _candidates,
     "results-coupling": _coupling,
     "results-verification": _verification_cost,
     "results-scheduling": _scheduling_cost,

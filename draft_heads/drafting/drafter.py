@@ -13,7 +13,7 @@ class Proposal(StrEnum):
 
     Attributes:
         COUPLED: the largest log q plus the position's own noise, for `CoupledVerifier`.
-        DRAWN: drawn from q without replacement, and q passed on with the tree, for `WeighingVerifier`.
+        DRAWN: drawn from q without replacement, and q passed on with the tree, for `RejectionVerifier`.
     """
 
     COUPLED = "coupled"

@@ -383,11 +383,7 @@ class TreeDrafter(ABC, Generic[State]):
 
 
 def _step_keys(contexts: Sequence[Context]) -> list[NoiseKey | None]:
-    """Return noise keyed by the current step.
-
-    Block verification conditions on tokens drawn past the cut, so reusing their noise in the next step would bias the
-    output.
-    """
+    """Return noise keyed by the current step, so that no step uses that of another; see `PhiloxChance`."""
     return [noise_key(context) for context in contexts]
 
 

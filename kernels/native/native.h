@@ -185,8 +185,8 @@ typedef struct {
 
 enum { TARGET_STREAM, DRAFT_STREAM, COIN_STREAM, RESIDUAL_STREAM };
 
-/* Rules of a walk: recursive rejection sampling of trees, block verification of chains, coupled sampling. */
-enum { TREES, CHAINS, COUPLED };
+/* Rules of a walk: recursive rejection sampling, coupled sampling. */
+enum { REJECTION, COUPLED };
 
 /* Walks down each row's tree. Scores are `[rows + nodes][size]`: per row its root's, then its nodes'. */
 typedef struct {

@@ -66,10 +66,6 @@ class NativeProjection:
         """The packed weight, for the library."""
         return self.packed.fields
 
-    def like(self, weight: Tensor) -> "NativeProjection":
-        """Return the product with another weight in this form."""
-        return NativeProjection(self.library, weight, quantization=self.quantization)
-
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply: `[rows, in_features]` to `[rows, out_features]`."""
         out = x.new_empty(x.shape[0], self.size)

@@ -1,4 +1,4 @@
-/* The walk of the coupled rule, and those of the rejection rules, as `reference/rejection_walk.py` and `reference/block_walk.py` say them.
+/* The walks of the coupled and of the rejection rule, the latter as `reference/rejection_walk.py` says it.
    Weights e^(score - highest) are float32; sums, quotients and differences float64. */
 
 /* Weights of tokens and their sum. */
@@ -180,38 +180,6 @@ static int64_t walk_tree(walking *r, int64_t *path, int64_t *next) {
     }
 }
 
-/* Block verification of a chain; see `walk_block`. `kept` is for 1 + nodes numbers. Returns the length of the path. */
-static int64_t walk_chain(walking *r, int64_t *path, int64_t *next, double *kept) {
-    int64_t length = r->nodes;
-    int possible = 1;
-    kept[0] = 1;
-    for (int64_t i = 0; i < length; i++) {
-        possible = weigh(r, i - 1);
-        if (!possible) {
-            length = i;
-            break;
-        }
-        const int64_t token = r->tokens[i];
-        const double of_q = r->draft_probs[i * r->w->size + token];
-        /* What q cannot have drawn is never accepted, nor what follows it. */
-        const double chance = of_q > 0 ? kept[i] * (r->p.weights[token] / r->p.total / of_q) : 0;
-        kept[i + 1] = chance < 1 ? chance : 1;
-    }
-    possible = possible && weigh(r, length - 1);
-    double chance = kept[length];
-    while (length > 0 && !accepts(r, length - 1, 0, chance)) {
-        length--;
-        possible = weigh(r, length - 1);
-        weigh_draft(r, length - 1);
-        const double left = take_residual(r, kept[length]), all = left + 1 - kept[length];
-        chance = all > 0 ? left / all : 1;
-    }
-    for (int64_t i = 0; i < length; i++)
-        path[i] = i;
-    *next = possible ? draw(r, length) : NO_TOKEN;
-    return length;
-}
-
 /* The argmax of each node, plus the noise of its depth where there is any, followed down the tree. */
 static int64_t walk_greedily(const walking *r, const float *const *noise, int64_t *path, int64_t *next) {
     int64_t depth = 0, node = -1;
@@ -244,25 +212,21 @@ static void walk_work(void *argument, int thread, int64_t begin, int64_t end) {
         walking r = {w, w->keys + row, (const char *)w->scores + (start + row) * w->size * size_of(w->kind),
                      w->draft_probs ? w->draft_probs[row] : NULL, w->tokens + start, w->parents + start, w->nodes[row],
                      {own, 0}, {own + w->size, 0}, own + 2 * w->size};
-        /* Nodes that were chosen without chance have no q: they are accepted one by one. */
-        const int is_drawn = r.draft_probs || !r.nodes;
         const float *const *noise = w->noise ? w->noise + row * w->levels : NULL;
         w->lengths[row] = w->rule == COUPLED || !w->sampled[row] ? walk_greedily(&r, noise, path, next)
-                          : w->rule == CHAINS && is_drawn ? walk_chain(&r, path, next, own + 3 * w->size)
-                                                          : walk_tree(&r, path, next);
+                                                                 : walk_tree(&r, path, next);
     }
 }
 
 static int run_walks(context *c, const walks *w) {
-    int64_t *starts = reserve(&c->buffers[NUMBERS], w->rows * sizeof *starts), count = 0, most = 0;
+    int64_t *starts = reserve(&c->buffers[NUMBERS], w->rows * sizeof *starts), count = 0;
     if (!starts)
         return -1;
     for (int64_t row = 0; row < w->rows; row++) {
         starts[row] = count;
         count += w->nodes[row];
-        most = w->nodes[row] > most ? w->nodes[row] : most;
     }
-    if (reserve_own(c, w->rule == COUPLED ? 0 : 2 * (3 * w->size + 1 + most)))
+    if (reserve_own(c, w->rule == COUPLED ? 0 : 2 * 3 * w->size))
         return -1;
     walk_job j = {c, w, starts};
     const int64_t together = w->rule == COUPLED ? SCORES_AT_ONCE : WALKED_AT_ONCE;

@@ -7,20 +7,19 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.native.library import KINDS, Library, WalkFields, address_of, numbers, room
-from specdec.kernels.reference.block_walk import check_chain
 from specdec.kernels.reference.coupled_walk import coupled_walk
 from specdec.kernels.reference.host_walks import tree_walk
 from specdec.kernels.reference.sampling import HostSampling
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.types import Acceptance, NoiseRows, NoiseSource
 
-TREES, CHAINS, COUPLED = range(3)
+REJECTION, COUPLED = range(2)
 
 
 class NativeWalks:
     """The walks as operations of `KernelSet`: those of the references but for rounding.
 
-    Where p is weighed against q, weights are float32, their sums, quotients and differences float64, as in the Triton
+    Under the rejection rule weights are float32, their sums, quotients and differences float64, as in the Triton
     kernels.
 
     Args:
@@ -53,14 +52,7 @@ class NativeWalks:
 
     def rejection_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
         """See `KernelSet.rejection_walk`; takes float32, bfloat16 and float16."""
-        return self._walk(TREES, scores, trees, noise)
-
-    def block_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
-        """See `KernelSet.block_walk`; takes float32, bfloat16 and float16."""
-        for tree, key in zip(trees.read(), noise.keys, strict=True):
-            if key is not None:
-                check_chain(tree)
-        return self._walk(CHAINS, scores, trees, noise)
+        return self._walk(REJECTION, scores, trees, noise)
 
     def _walk(
         self,

@@ -25,9 +25,8 @@ class Chance(Protocol):
 class PhiloxChance:
     """Coins and draws that are functions of their key alone, whatever else is in the batch.
 
-    Coins are keyed by the step (its first position), not by the position that they decide about. Block verification
-    tosses coins for positions that it then rejects; if the next step used those again, knowing how they fell, its
-    output would be biased.
+    Coins are keyed by the step (its first position), not by the position that they decide about: coins of one step are
+    never used in another, so no rule has to prove that their earlier outcomes do not matter.
 
     Args:
         key: of the request's sample, at the output position of the token after the root, which grows with every step.

@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdec.kernels.types.integers import ceil_div
-from specdec.kernels.types.product import Product
 from specdec.kernels.types.quantized_tensor import plain
 
 # A weight up to this size is kept in its plain layout as well: a product with it takes less time than oneDNN
@@ -68,10 +67,6 @@ class Projection:
     @property
     def keeps_weight(self) -> bool:
         return self._packed is None or self.is_small
-
-    def like(self, weight: Tensor) -> Product:
-        """Return the product with another weight in this form."""
-        return Projection(weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply: `[rows, in_features]` to `[rows, out_features]`."""

@@ -147,10 +147,6 @@ class QuantizedProjection:
         self.weight: Tensor = weight
         self.bias, self.size = bias, weight.shape[0]
 
-    def like(self, weight: Tensor) -> Product:
-        """Return the product with another weight in this form."""
-        return projection(weight, None)
-
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply: `[rows, in_features]` to `[rows, out_features]`."""
         if len(x) <= MOST_ROWS:

@@ -18,42 +18,25 @@ class DeviceWalks(NamedTuple):
     Attributes:
         follow: `specdec.kernels.triton.tree_walk`.
         reject: `specdec.kernels.triton.rejection_walk`.
-        judge: `specdec.kernels.triton.block_walk`.
     """
 
     follow: Callable[[Tensor, PackedTrees], Walk]
     reject: Callable[[Tensor, DraftProbs | None, PackedTrees, NoiseColumns], Walk]
-    judge: Callable[[Tensor, DraftProbs, PackedTrees, NoiseColumns], Walk]
 
     def tree_walk(self, emitted: Tensor, trees: DraftTrees) -> list[Acceptance]:
         """See `coupled_walk`."""
         return _read([self.follow(emitted, _packed(trees, emitted.device))], trees)
 
     def rejection_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
-        """See `KernelSet.rejection_walk`."""
-        return self._walk_apart(self.reject, scores, trees, noise)
+        """See `KernelSet.rejection_walk`.
 
-    def block_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
-        """See `KernelSet.block_walk`; trees that were chosen without chance are walked by `reject`."""
-        return self._walk_apart(self.judge, scores, trees, noise)
-
-    def _walk_apart(
-        self,
-        weigh: Callable[[Tensor, DraftProbs, PackedTrees, NoiseColumns], Walk],
-        scores: Tensor,
-        trees: DraftTrees,
-        noise: NoiseRows,
-    ) -> list[Acceptance]:
-        """Walk rows whose children are weighed against q apart from the others: a launch weighs all or none.
-
-        A greedy row follows the argmax, whatever its children were drawn from.
+        Rows whose children are weighed against q are walked apart from the others: a launch weighs all or none. A
+        greedy row follows the argmax, whatever its children were drawn from.
         """
 
         def walk(scores: Tensor, trees: DraftTrees, noise: NoiseRows, weighed: bool) -> Walk:
-            packed, columns = _packed(trees, scores.device), noise.columns(scores.device)
-            if weighed:
-                return weigh(scores, trees.draft_probs(scores.device), packed, columns)
-            return self.reject(scores, None, packed, columns)
+            draft_probs = trees.draft_probs(scores.device) if weighed else None
+            return self.reject(scores, draft_probs, _packed(trees, scores.device), noise.columns(scores.device))
 
         keys = noise.keys
         is_weighed = [drawn and key is not None for drawn, key in zip(trees.is_drawn, keys, strict=True)]

@@ -201,10 +201,6 @@ class AdaptedProduct:
     def keeps_weight(self) -> bool:
         return self.product.keeps_weight
 
-    def like(self, weight: Tensor) -> Product:
-        """Return the product with another weight in this form, without adapters."""
-        return self.product.like(weight)
-
     def put(self, place: int, parts: Sequence[LowRank]) -> None:
         """Place an adapter's matrices."""
         down, up, ranks, _, starts = self.stacked

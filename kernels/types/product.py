@@ -24,7 +24,3 @@ class Product(Protocol):
     def __call__(self, x: Tensor, /) -> Tensor:
         """Multiply: `[rows, in_features]` to `[rows, out_features]`."""
         ...
-
-    def like(self, weight: Tensor, /) -> "Product":
-        """Return the product with another weight in this form."""
-        ...

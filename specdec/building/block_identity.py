@@ -39,7 +39,7 @@ def block_keys(
     own = {
         **common,
         "kv": str(cache.draft.dtype),
-        "quantization": config.draft_quantization or config.quantization,
+        "quantization": config.quantization,
         "head": checkpoint_identity(config.draft),
         "taps": head.taps,
         "windows": head.windows,

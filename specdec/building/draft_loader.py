@@ -1,7 +1,6 @@
 """Loads the draft model that the settings name: a head or a small model, and its readout."""
 
 import logging
-from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ from specdec.core.device import DTYPES
 from specdec.draft_heads.formats.head_kind import LoadedHead
 from specdec.draft_heads.formats.head_kinds import load_head
 from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, first_difference
-from specdec.draft_heads.heads.readout import CandidateReadout, MatrixReadout, trimmed_readout
+from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.product import Product
 from specdec.models.adapter_layout import attach_draft_adapters
@@ -27,29 +26,21 @@ from specdec.models.split_parts import SplitReadout
 logger = logging.getLogger(__name__)
 
 
-def load_drafts(
-    config: EngineConfig, target: LlamaModel, kernels: KernelSet, kept_tokens: Collection[int]
-) -> DraftModel | None:
+def load_drafts(config: EngineConfig, target: LlamaModel, kernels: KernelSet) -> DraftModel | None:
     """Load the draft model; None if the settings name no folder.
 
     With rounded weights, output matrices are then held in packed form alone, the target's too.
 
-    Args:
-        kept_tokens: tokens that stay in the draft vocabulary however small that is.
-
     Raises:
         CheckpointError: the folder holds nothing that can draft for this target, with the reason.
-        ValueError: a draft vocabulary or rank that the draft model cannot have.
     """
-    drafts = None if config.draft is None else _load(config, config.draft, target, kernels, kept_tokens)
+    drafts = None if config.draft is None else _load(config, config.draft, target, kernels)
     if config.quantization != "none":
         _release_output_weights(target, drafts)
     return drafts
 
 
-def _load(
-    config: EngineConfig, folder: Path, target: LlamaModel, kernels: KernelSet, kept_tokens: Collection[int]
-) -> DraftModel:
+def _load(config: EngineConfig, folder: Path, target: LlamaModel, kernels: KernelSet) -> DraftModel:
     kernels = draft_kernels(config, kernels)
     if holds_llama(folder):
         draft_model = _load_llama(config, folder, target, kernels)
@@ -67,12 +58,6 @@ def _load(
             "is drafted; limit requests by max_model_len, or take another draft model"
         )
     head, readout, _ = draft_model
-    if config.draft_vocab is not None:
-        assert isinstance(readout, MatrixReadout)
-        readout = trimmed_readout(readout, config.draft_vocab, kept_tokens)
-    if config.draft_rank is not None:
-        assert isinstance(readout, MatrixReadout)
-        readout = CandidateReadout(readout, config.draft_rank)
     adapters = None
     if config.enable_lora:
         adapters = attach_draft_adapters(head, kernels, config.max_loras, config.max_lora_rank)
@@ -80,19 +65,7 @@ def _load(
 
 
 def draft_kernels(config: EngineConfig, kernels: KernelSet) -> KernelSet:
-    """Return the kernels that run the draft model, and hold its weights.
-
-    Raises:
-        ValueError: they cannot hold weights in the quantization that the settings name.
-    """
-    wanted = config.draft_quantization
-    if wanted not in (None, config.quantization):
-        if kernels.quantized is None:
-            raise ValueError(
-                f"draft_quantization {wanted!r} is for the native kernels on a CPU, not for the {kernels.name} "
-                "kernels; leave it out"
-            )
-        kernels = kernels.quantized(kernels, wanted)
+    """Return the kernels that run the draft model."""
     return kernels if config.draft_tensor_parallel_size == 1 else split_kernels(kernels)
 
 
@@ -100,7 +73,7 @@ def _load_head(config: EngineConfig, folder: Path, target: LlamaModel, kernels: 
     if config.draft_tensor_parallel_size == 1:
         return load_head(folder, target.parts, kernels, config.draft_window_size)
     assert isinstance(target, ShardedLlama)
-    return load_split_head(folder, target, kernels, config.draft_window_size, keeps_matrix=_keeps_matrix(config))
+    return load_split_head(folder, target, kernels, config.draft_window_size)
 
 
 def _load_llama(config: EngineConfig, folder: Path, target: LlamaModel, kernels: KernelSet) -> DraftModel:
@@ -108,19 +81,13 @@ def _load_llama(config: EngineConfig, folder: Path, target: LlamaModel, kernels:
     if config.draft_tensor_parallel_size == 1:
         return load_llama_draft(folder, config.model, target.config, *given)
     assert isinstance(target, ShardedLlama)
-    return load_split_llama(folder, target, *given, keeps_matrix=_keeps_matrix(config))
-
-
-def _keeps_matrix(config: EngineConfig) -> bool:
-    """Return whether rows of the output matrix are taken by their tokens, which may be any rank's."""
-    return config.draft_vocab is not None or config.draft_rank is not None
+    return load_split_llama(folder, target, *given)
 
 
 def load_replacement(
     config: EngineConfig,
     target: LlamaModel,
     kernels: KernelSet,
-    kept_tokens: Collection[int],
     present: DraftModel | None,
 ) -> DraftModel:
     """Load the head that the settings name, to take the place of `present` in a running engine.
@@ -134,15 +101,9 @@ def load_replacement(
     assert folder is not None
     if present is None or not isinstance(present.head, FeatureHead):
         raise ValueError("the engine drafts without a head, so that none can be replaced; start it with a head")
-    if config.quantization != "none" and (config.draft_vocab is not None or config.draft_rank is not None):
-        # They would be cut from the target's output matrix.
-        raise ValueError(
-            f"quantization is {config.quantization!r}, which keeps no matrix that draft_vocab and draft_rank could be "
-            "made of; start the engine anew with the head"
-        )
     if holds_llama(folder):
         raise ValueError(f"{folder}: a small model, which cannot replace a head; start the engine anew with it")
-    found = load_drafts(config, target, kernels, kept_tokens)
+    found = load_drafts(config, target, kernels)
     assert found is not None
     assert isinstance(found.head, FeatureHead)
     if difference := first_difference(found.head.config, present.head.config):

@@ -70,7 +70,7 @@ class EngineBuilder:
             return self._assemble(num_blocks, num_host_blocks, measures=measures, connects=True)
 
     def _check_kernels(self) -> None:
-        for name in ("draft_kv_cache_dtype", "draft_window_size", "draft_quantization"):
+        for name in ("draft_kv_cache_dtype", "draft_window_size"):
             asked = getattr(self.config, name)
             if asked is not None and self.workers.head is None:
                 raise ValueError(

@@ -123,8 +123,8 @@ class Follower:
     def _follow(self, message: Message) -> None:
         with on_device(self._device), self._kernels.limited_threads():
             match message:
-                case LoadDrafts(kept):
-                    drafts = load_drafts(self._config, self._model, self._kernels, kept)
+                case LoadDrafts():
+                    drafts = load_drafts(self._config, self._model, self._kernels)
                     self._builder = WorkerBuilder(self._config, self._model, drafts, self._kernels)
                     self._answer(self._builder.block_bytes)
                 case Tap(layers):
@@ -138,8 +138,8 @@ class Follower:
                     self._worker = None
                     self._worker = self._builder.build(num_blocks, num_host_blocks)
                     self._answer(0)
-                case LoadUpdate(folder, kept):
-                    self._answer(self._load(lambda: self._builder.load_draft(folder, kept)))
+                case LoadUpdate(folder):
+                    self._answer(self._load(lambda: self._builder.load_draft(folder)))
                 case UseUpdate():
                     assert self._worker is not None
                     assert isinstance(self._update, DraftModel)

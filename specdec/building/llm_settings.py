@@ -9,15 +9,7 @@ from specdec.config import EngineConfig, ExecutorBackend
 from specdec.core.outputs import LogprobsMode
 from specdec.core.request_limits import RequestLimits
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.draft_heads.llama.unreadable_files import nearest_path_hint
-from specdec.kernels.types.settings import (
-    KernelChoice,
-    KVCacheDtype,
-    Quantization,
-    size_in_bytes,
-    unknown_name,
-    whole_number,
-)
+from specdec.kernels.types.settings import KernelChoice, KVCacheDtype, Quantization, size_in_bytes, unknown_name
 from specdec.kv_transfer.kv_transfer_config import KVTransferConfig, Role, parse_kv_transfer_config
 from specdec.scheduling.scheduler_config import Policy, SchedulerConfig
 
@@ -68,12 +60,9 @@ class LLMSettings(TypedDict, total=False):
     distributed_executor_backend: ExecutorBackend
     draft_tensor_parallel_size: int | None
     quantization: Quantization | None
-    draft_quantization: Quantization | None
     enable_lora: bool | None
     max_loras: int | None
     max_lora_rank: int | None
-    draft_vocab: int | str | Path | None
-    draft_rank: int | None
     draft_window_size: int | None
     collect_drafts: str | Path | None
     collect_drafts_share: float
@@ -113,8 +102,6 @@ def engine_config(model: Path, draft: Path | None, settings: dict[str, Any]) -> 
     for name in ("tokenizer", "collect_drafts"):
         if others.get(name) is not None:
             others[name] = Path(others[name])
-    if others.get("draft_vocab") is not None:
-        others["draft_vocab"] = _draft_vocab(others["draft_vocab"])
     if others.get("kv_cache_memory") is not None:
         others["kv_cache_memory"] = size_in_bytes("kv_cache_memory", others["kv_cache_memory"])
     if others.get("kv_transfer_config") is not None:
@@ -126,21 +113,3 @@ def _fields_of(owner: type[SchedulerConfig | RequestLimits], settings: Mapping[s
     """Return the keywords that are fields of a dataclass."""
     names = {each.name for each in fields(owner)}
     return {name: value for name, value in settings.items() if name in names}
-
-
-def _draft_vocab(given: int | str | Path) -> int | Path:
-    """Return a number, however it is written, or the path of a file.
-
-    Raises:
-        ValueError: neither.
-    """
-    if isinstance(given, str | Path):
-        if str(given).removeprefix("-").isdecimal():
-            return int(str(given))
-        if not Path(given).is_file():
-            hint = nearest_path_hint(Path(given), "file")
-            raise ValueError(
-                f"draft_vocab {str(given)!r} is neither a number nor a file; say how many tokens, or which{hint}"
-            )
-        return Path(given)
-    return whole_number("draft_vocab", given)

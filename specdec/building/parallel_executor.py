@@ -1,6 +1,6 @@
 """An executor over several ranks: the first in this process, the others in processes of their own."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -88,11 +88,11 @@ class ParallelExecutor:
         with self._together():
             self.worker.run_dummy_drafts(rows)
 
-    def update_draft(self, folder: Path, kept_tokens: Collection[int]) -> None:
+    def update_draft(self, folder: Path) -> None:
         """See `Executor.update_draft`. A head that one rank refuses is taken by none."""
         followers = self._followers
-        followers.tell(LoadUpdate(folder, frozenset(kept_tokens)), followers.last_stage)
-        draft = self._loaded(lambda: self._workers.load_draft(folder, kept_tokens), followers.last_stage)
+        followers.tell(LoadUpdate(folder), followers.last_stage)
+        draft = self._loaded(lambda: self._workers.load_draft(folder), followers.last_stage)
         followers.tell(UseUpdate(), followers.last_stage)
         with self._together():
             self.worker = self._workers.with_draft(self.worker, draft)

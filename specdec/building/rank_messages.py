@@ -22,13 +22,7 @@ class Join(NamedTuple):
 
 
 class LoadDrafts(NamedTuple):
-    """Load the draft model; to the ranks of the last stage.
-
-    Attributes:
-        kept_tokens: tokens that can always be drafted.
-    """
-
-    kept_tokens: frozenset[int]
+    """Load the draft model; to the ranks of the last stage."""
 
 
 class Tap(NamedTuple):
@@ -60,7 +54,6 @@ class LoadUpdate(NamedTuple):
     """Load another head beside the present one; see `WorkerMaker.load_draft`."""
 
     folder: Path
-    kept_tokens: frozenset[int]
 
 
 class UseUpdate(NamedTuple):

@@ -30,7 +30,7 @@ class Ranks(Protocol):
         """Return the groups of this rank, None for a single one."""
         ...
 
-    def load_drafts(self, kept_tokens: frozenset[int]) -> None:
+    def load_drafts(self) -> None:
         """Have the ranks of the last stage load the draft model, once all have loaded the target."""
         ...
 
@@ -63,7 +63,7 @@ class OneRank:
     def groups(self, device: torch.device) -> None:  # noqa: ARG002
         return None
 
-    def load_drafts(self, kept_tokens: frozenset[int]) -> None:
+    def load_drafts(self) -> None:
         pass
 
     def tap(self, layers: tuple[int, ...]) -> int:  # noqa: ARG002
@@ -92,9 +92,9 @@ class SeveralRanks:
         self.executor = partial(ParallelExecutor, followers)
         self.num_blocks = followers.answers
 
-    def load_drafts(self, kept_tokens: frozenset[int]) -> None:
+    def load_drafts(self) -> None:
         self._followers.answers()
-        self._followers.tell(LoadDrafts(kept_tokens), self._followers.last_stage)
+        self._followers.tell(LoadDrafts(), self._followers.last_stage)
 
     def tap(self, layers: tuple[int, ...]) -> int:
         self._followers.tell(Tap(layers), self._followers.earlier_stages)

@@ -63,9 +63,6 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
         # The levels are all drafted by one pass, so that none costs more.
         deepest = {} if rows is None else {"depth": rows}
         shape = replace(default_shape(device.type), **{**deepest, **(shape or {})})
-    if config.verify == "block":
-        # The rule takes chains alone.
-        shape = replace(shape, branching=1, nodes=shape.depth)
     return replace(
         config,
         model=sources.model,

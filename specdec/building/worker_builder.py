@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -132,10 +131,10 @@ class WorkerBuilder:
             )
         return None
 
-    def load_draft(self, folder: Path, kept_tokens: Collection[int]) -> DraftModel:
+    def load_draft(self, folder: Path) -> DraftModel:
         """See `WorkerMaker.load_draft`."""
         config = replace(self.config, draft=folder)
-        return load_replacement(config, self.model, self.kernels, kept_tokens, self.draft)
+        return load_replacement(config, self.model, self.kernels, self.draft)
 
     def with_draft(self, worker: Worker, draft: DraftModel) -> Worker:
         """See `WorkerMaker.with_draft`.

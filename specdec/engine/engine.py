@@ -1,6 +1,6 @@
 """The step: schedule, draft, one forward pass, verify, commit."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -93,21 +93,18 @@ class LLMEngine:
         if self.connector is not None and (self._hands_over or self.scheduler.queues.waiting_for_kv):
             self.connector.wait(KV_WAIT)
 
-    def update_draft(self, folder: Path, kept_tokens: Collection[int]) -> None:
+    def update_draft(self, folder: Path) -> None:
         """Replace the draft head between two steps.
 
         Running requests keep their cache. Features and entries of their known tokens stay the old head's, which changes
         drafts and no output. Later requests do not find them by their prefix; see `RequestMaker.draft_identity`.
-
-        Args:
-            kept_tokens: tokens that can always be drafted.
 
         Raises:
             ValueError: the folder holds no head of the present one's shape; the present one goes on.
         """
         rank_values = read_values(folder)
         with on_device(self.worker.device), self.kernels.limited_threads():
-            self.executor.update_draft(folder, kept_tokens)
+            self.executor.update_draft(folder)
         self.scheduler.begin_with_draft(rank_values)
 
     def load_adapter(self, place: int, files: AdapterFiles) -> None:

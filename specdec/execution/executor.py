@@ -1,6 +1,6 @@
 """Executors: how an engine runs its steps, in this process or in several."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -21,11 +21,8 @@ class WorkerMaker(Protocol):
         """Make a worker with a cache of `num_blocks` on the device and `num_host_blocks` in host memory."""
         ...
 
-    def load_draft(self, folder: Path, kept_tokens: Collection[int]) -> DraftModel:
+    def load_draft(self, folder: Path) -> DraftModel:
         """Load a head that can take the place of the present one.
-
-        Args:
-            kept_tokens: tokens that can always be drafted.
 
         Raises:
             ValueError: the folder holds none that fits, with the reason.
@@ -99,11 +96,8 @@ class Executor(Protocol):
         """Draft trees that nothing reads, and wait for them. The caller is in inference mode."""
         ...
 
-    def update_draft(self, folder: Path, kept_tokens: Collection[int]) -> None:
+    def update_draft(self, folder: Path) -> None:
         """Replace the draft head of all workers, between two steps.
-
-        Args:
-            kept_tokens: tokens that can always be drafted.
 
         Raises:
             ValueError: the folder holds no head that fits; the workers keep the one that they have.
@@ -170,9 +164,9 @@ class InProcessExecutor:
         """See `Executor.run_dummy_drafts`."""
         self.worker.run_dummy_drafts(rows)
 
-    def update_draft(self, folder: Path, kept_tokens: Collection[int]) -> None:
+    def update_draft(self, folder: Path) -> None:
         """See `Executor.update_draft`."""
-        self.worker = self._workers.with_draft(self.worker, self._workers.load_draft(folder, kept_tokens))
+        self.worker = self._workers.with_draft(self.worker, self._workers.load_draft(folder))
 
     def load_adapter(self, place: int, files: AdapterFiles) -> None:
         """See `Executor.load_adapter`."""

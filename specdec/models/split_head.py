@@ -36,23 +36,20 @@ def split_kernels(kernels: KernelSet) -> KernelSet:
     return replace(kernels, fused_target=None, fused_layer=None, fused_drafting=None, fused_block=None)
 
 
-def load_split_head(
-    folder: Path, target: ShardedLlama, kernels: KernelSet, window: int | None = None, *, keeps_matrix: bool
-) -> LoadedHead:
+def load_split_head(folder: Path, target: ShardedLlama, kernels: KernelSet, window: int | None = None) -> LoadedHead:
     """Load this rank's part of a head. Files are mapped into memory, and only the part is kept.
 
     Embedding and output matrix are split where the target's are, unless the head scores selected rows of a matrix.
 
     Args:
         window: as for `load_head`.
-        keeps_matrix: have the output matrix whole on each rank, and the embedding.
 
     Raises:
         CheckpointError: as `load_head`.
         ValueError: the head cannot be split over so many ranks.
     """
     found, group = fitting_head(folder, target.shard.whole, window), target.group
-    splits_vocabulary = target.shard.plan.vocabulary and not keeps_matrix and not found.selects_rows
+    splits_vocabulary = target.shard.plan.vocabulary and not found.selects_rows
     plan = TPPlan(HEAD_PLAN if splits_vocabulary else HEAD_PLAN | WHOLE_VOCABULARY)
     with _split_context(folder):
         shard = Shard.of(found.config.llama, group.rank, group.size, plan)
@@ -76,14 +73,11 @@ def load_split_llama(
     device: torch.device,
     kernels: KernelSet,
     window: int | None = None,
-    *,
-    keeps_matrix: bool,
 ) -> DraftModel:
     """Load this rank's part of a model that drafts for a target.
 
     Args:
         window: as for `load_llama`.
-        keeps_matrix: as in `load_split_head`, but the embedding is split.
 
     Raises:
         CheckpointError: as `load_llama_draft`.
@@ -95,8 +89,6 @@ def load_split_llama(
     draft = draft_of(model, folder, target.folder, target.shard.whole)
     if not model.shard.plan.vocabulary:
         return draft
-    if keeps_matrix:
-        return draft._replace(readout=MatrixReadout(model.parts.output, model.config.vocab_size))
     return gathering(draft, target.group)
 
 

@@ -40,10 +40,6 @@ class SummedProduct:
     def keeps_weight(self) -> bool:
         return self.product.keeps_weight
 
-    def like(self, weight: Tensor) -> Product:
-        """Return the same product of another weight."""
-        return SummedProduct(self.product.like(weight), self.group)
-
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply: each rank's `[rows, in_features / ranks]` to `[rows, out_features]`, the same on all ranks."""
         return self.group.all_reduce(self.product(x))

@@ -33,7 +33,6 @@ PEERS = {
     "swap": {"torch"},
     "tree_walk": {"host"},
     "rejection_walk": {"host"},
-    "block_walk": {"host"},
     "tree_attention": {"sdpa", "cudnn", "flex", "gather", "twin"},
 }
 

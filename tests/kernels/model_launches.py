@@ -11,7 +11,6 @@ from torch import Tensor
 
 from specdec.kernels.triton import tree_attention
 from specdec.kernels.triton.attention_plan import CONFIGS, MIN_PART, Chip
-from specdec.kernels.triton.block_walk import block_walk
 from specdec.kernels.triton.elementwise import add_rms_norm, rms_norm, silu_and_mul
 from specdec.kernels.triton.grouped_lora import grouped_lora
 from specdec.kernels.triton.gumbel_argmax import gumbel_argmax
@@ -240,4 +239,3 @@ def _walks(vocab: int, dtype: torch.dtype, nodes: int, depth: int) -> None:
     tree_walk(torch.empty(2 + 2 * nodes, dtype=torch.int64), trees)
     for draft in (None, probs):
         rejection_walk(scores, draft, trees, _noise(2))
-    block_walk(scores, probs, trees._replace(max_depth=nodes), _noise(2))

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from specdec.kernels.native.library import Library
 from specdec.kernels.native.walks import NativeWalks
-from specdec.kernels.reference.block_walk import walk_block
 from specdec.kernels.reference.coupled_walk import coupled_walk
-from specdec.kernels.reference.host_walks import Rule, tree_walk
+from specdec.kernels.reference.host_walks import tree_walk
 from specdec.kernels.reference.rejection_walk import walk_rejection
 from specdec.kernels.reference.sampling import HostSampling
 from specdec.kernels.types.draft_trees import HostTrees
@@ -24,37 +23,33 @@ from tests.kernels.walk_batches import TOO_NEAR, Batch, batch, margin
 from tests.strategies import draft_trees, seeds
 from tests.trees import chain_of
 
-RULES: dict[str, Rule] = {"rejection": walk_rejection, "block": walk_block}
 FASTEST = library(FORMS[-1], 2, torch.float32)
 vocabularies = st.sampled_from([1, 2, 17, 300, 1025])
 ODD_SCORES = [float("nan"), float("inf"), float("-inf"), 0.0, 3.0]
 
 
-def walked(own: Library, rule: str, drawn: Batch) -> list[Acceptance]:
+def walked(own: Library, drawn: Batch) -> list[Acceptance]:
     keys = [NoiseKey(*key) if sampled else None for key, sampled in zip(drawn.keys, drawn.sampled, strict=True)]
     probs: Sequence[torch.Tensor | None] = [None] * len(drawn.trees)
     if drawn.draft_probs is not None:
         probs = drawn.draft_probs.split([1 + len(tree) for tree in drawn.trees])
     trees = [DraftTree(tree.tokens, tree.parents, q) for tree, q in zip(drawn.trees, probs, strict=True)]
-    walks = NativeWalks(own, NOISE)
-    walk = walks.block_walk if rule == "block" else walks.rejection_walk
-    return walk(drawn.scores, HostTrees(trees), NoiseRows(keys))
+    return NativeWalks(own, NOISE).rejection_walk(drawn.scores, HostTrees(trees), NoiseRows(keys))
 
 
-def assert_equal(own: Library, rule: str, drawn: Batch, nearest: float = TOO_NEAR) -> None:
+def assert_equal(own: Library, drawn: Batch, nearest: float = TOO_NEAR) -> None:
     """Library and rule, but for rows that a coin has decided by less than `nearest`."""
-    ours, expected = walked(own, rule, drawn), drawn.walks(RULES[rule])
+    ours, expected = walked(own, drawn), drawn.walks(walk_rejection)
     wrong = [row for row, (one, other) in enumerate(zip(ours, expected, strict=True)) if one != other]
-    assert all(margin(drawn, row, RULES[rule]) < nearest for row in wrong), [(r, ours[r], expected[r]) for r in wrong]
+    near = all(margin(drawn, row, walk_rejection) < nearest for row in wrong)
+    assert near, [(row, ours[row], expected[row]) for row in wrong]
 
 
 @st.composite
-def batches(draw: st.DrawFn, rule: str) -> Batch:
+def batches(draw: st.DrawFn) -> Batch:
     vocab = draw(vocabularies)
     trees = draft_trees(max_nodes=12, vocab_size=vocab)
-    if rule == "block":
-        trees = st.lists(st.integers(0, vocab - 1), max_size=9).map(chain_of)
-    many, has_draft = draw(st.lists(trees, min_size=1, max_size=4)), rule == "block" or draw(st.booleans())
+    many, has_draft = draw(st.lists(trees, min_size=1, max_size=4)), draw(st.booleans())
     exact = draw(st.booleans())
     drawn = batch(
         many,
@@ -69,20 +64,15 @@ def batches(draw: st.DrawFn, rule: str) -> Batch:
     return drawn
 
 
-@pytest.mark.parametrize("rule", RULES)
-@given(own=libraries, data=st.data())
-def test_a_walk_is_that_of_the_rule(rule: str, own: Library, data: st.DataObject) -> None:
-    assert_equal(own, rule, data.draw(batches(rule)))
+@given(libraries, batches())
+def test_a_walk_is_that_of_the_rule(own: Library, drawn: Batch) -> None:
+    assert_equal(own, drawn)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@given(own=libraries, data=st.data())
-def test_a_row_walks_the_same_whatever_is_beside_it(rule: str, own: Library, data: st.DataObject) -> None:
-    drawn = data.draw(batches(rule))
+@given(libraries, batches())
+def test_a_row_walks_the_same_whatever_is_beside_it(own: Library, drawn: Batch) -> None:
     alone = library(own.form, 1, own.dtype)
-    assert walked(own, rule, drawn) == [
-        found for row in range(len(drawn.trees)) for found in walked(alone, rule, drawn.only(row))
-    ]
+    assert walked(own, drawn) == [found for row in range(len(drawn.trees)) for found in walked(alone, drawn.only(row))]
 
 
 @pytest.mark.parametrize("has_draft", [False, True])
@@ -93,8 +83,8 @@ def test_siblings_are_tried_one_after_the_other(has_draft: bool) -> None:
     q = torch.tensor([0.9, 0.05, 0.03, 0.02, 0.0]).repeat(5 * count, 1)
     keys = [(seed, 1, 2) for seed in range(count)]
     drawn = Batch([tree] * count, p.log(), q if has_draft else None, keys, [True] * count)
-    assert len(set(walked(FASTEST, "rejection", drawn))) > 5
-    assert_equal(FASTEST, "rejection", drawn)
+    assert len(set(walked(FASTEST, drawn))) > 5
+    assert_equal(FASTEST, drawn)
 
 
 @example(0)
@@ -106,25 +96,8 @@ def test_a_chain_is_accepted_whole_when_q_is_p(seed: int) -> None:
     possible = [
         all(drawn.draft_probs[4 * row + node, token] > 0 for node, token in enumerate((3, 1, 2))) for row in range(3)
     ]
-    for rule in RULES:
-        found = walked(FASTEST, rule, drawn)
-        assert all(path == (0, 1, 2) for (path, _), whole in zip(found, possible, strict=True) if whole)
-
-
-def test_block_verification_refuses_what_is_no_chain() -> None:
-    walks, scores = NativeWalks(FASTEST, NOISE), torch.zeros(3, 5)
-    sampled, greedy = NoiseRows([NoiseKey(1, 0, 0)]), NoiseRows([None])
-    siblings = HostTrees([DraftTree((1, 2), (ROOT, ROOT), torch.full((3, 5), 0.2))])
-    with pytest.raises(ValueError, match="takes a chain"):
-        walks.block_walk(scores, siblings, sampled)
-    assert walks.block_walk(scores, siblings, greedy) == [((), 0)]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_block_verification_of_nodes_that_were_not_drawn_is_rejection_sampling(seed: int) -> None:
-    walks, scores = NativeWalks(FASTEST, NOISE), torch.randn(4, 5, generator=torch.Generator().manual_seed(seed))
-    trees, sampled = HostTrees([DraftTree((1, 2, 3), (ROOT, ROOT, 0))]), NoiseRows([NoiseKey(seed, 0, 0)])
-    assert walks.block_walk(scores, trees, sampled) == walks.rejection_walk(scores, trees, sampled)
+    found = walked(FASTEST, drawn)
+    assert all(path == (0, 1, 2) for (path, _), whole in zip(found, possible, strict=True) if whole)
 
 
 def composed(scores: torch.Tensor, trees: HostTrees, noise: NoiseRows) -> list[Acceptance]:

@@ -110,10 +110,3 @@ def test_prepared_layers_do_not_keep_their_weights(quantization: Quantization) -
     prepare_for_inference(layer, kernels_of(library(FORMS[-1], 1, torch.float32), quantization))
     gc.collect()
     assert [weight() for weight in weights] == [None] * 4
-
-
-def test_a_product_like_another_is_quantized_as_it_is() -> None:
-    own = library(FORMS[-1], 1, torch.float32)
-    weight = normal(1, 20, 40)
-    product = NativeProjection(own, weight, quantization="q8").like(weight)
-    assert product.fields.kind == NUMBER_KINDS["int8"]

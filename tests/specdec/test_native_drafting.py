@@ -36,13 +36,13 @@ def _values(tree: DraftTree) -> list[float]:
 @pytest.mark.parametrize("params", PARAMS)
 @pytest.mark.parametrize("draft", ["eagle", "eagle3", "dflash", "dspark", "gated", "rnn", "llama"])
 @pytest.mark.parametrize(
-    ("shape", "draft_vocab", "quantization", "window"),
+    ("shape", "quantization", "window"),
     [
-        (DraftShape(5, 4, 30), None, "none", None),
-        (DraftShape(5, 4, 30), None, "none", 7),
-        (DraftShape(4, 3, 9, min_reach=0.3), 40, "none", None),
-        (DraftShape(4, 3, 9, min_reach=0.3), 40, "q8", 11),
-        (DraftShape(30, 3, 80), None, "q8", None),
+        (DraftShape(5, 4, 30), "none", None),
+        (DraftShape(5, 4, 30), "none", 7),
+        (DraftShape(4, 3, 9, min_reach=0.3), "none", None),
+        (DraftShape(4, 3, 9, min_reach=0.3), "q8", 11),
+        (DraftShape(30, 3, 80), "q8", None),
     ],
 )
 def test_trees_are_the_same(
@@ -50,7 +50,6 @@ def test_trees_are_the_same(
     draft: str,
     params: str,
     shape: DraftShape,
-    draft_vocab: int | None,
     quantization: Quantization,
     window: int | None,
     tmp_path: Path,
@@ -69,7 +68,6 @@ def test_trees_are_the_same(
         kernels="native",
         quantization=quantization,
         shape=shape,
-        draft_vocab=draft_vocab,
         draft_window_size=window,
         adaptive_drafts=False,
     )

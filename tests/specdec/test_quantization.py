@@ -1,8 +1,7 @@
-"""`quantization`, `draft_quantization`: whose weights are in 8 bits, what stays in memory, where they are refused."""
+"""`quantization`: whose weights are in 8 bits, what stays in memory, where they are refused."""
 
 import gc
 import logging
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from specdec import LLM, SamplingParams
-from specdec.building.block_identity import block_keys
-from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
-from specdec.kernels.native.library import NUMBER_KINDS, library_file
-from specdec.kernels.native.packed_matrix import PackedMatrix
+from specdec.kernels.native.library import library_file
 from tests.quantized import dequantized
 from tests.specdec.saved_llama import edit_tensors, save_llama
 from tests.specdec.world import World
@@ -80,80 +76,6 @@ def test_no_weight_is_kept_beside_its_packed_form(world: World, draft: str) -> N
     assert {tuple(one.shape) for one in found} == {tuple(llm.model.embed_tokens.weight.shape)}
     assert len({one.untyped_storage().data_ptr() for one in found}) <= (1 if draft == "none" else 2)
     assert llm.generate([PROMPTS[0]], PARAMS, use_tqdm=False)[0].token_ids
-
-
-@needs_library
-@pytest.mark.parametrize(("draft_vocab", "draft_rank"), [(40, None), (None, 8), (40, 8)])
-def test_readouts_of_few_tokens_draft_with_8_bits(
-    world: World, draft_vocab: int | None, draft_rank: int | None
-) -> None:
-    settings: dict[str, Any] = {"dtype": "float32", "kernels": "native", "quantization": "q8"}
-    plain = LLM(world.folder / "target", draft=None, **settings)
-    few = {"draft_vocab": draft_vocab, "draft_rank": draft_rank, "adaptive_drafts": False}
-    llm = LLM(world.folder / "target", world.draft("eagle"), **few, **settings)
-    assert logprobs(llm) == logprobs(plain)
-    assert llm.stats().drafts_verified > 0
-
-
-@needs_library
-@pytest.mark.parametrize(
-    ("draft", "target_weights", "draft_weights"),
-    [("eagle3", "none", "q8"), ("dspark", "none", "q8"), ("llama", "none", "q8"), ("eagle", "q8", "none")],
-)
-def test_the_draft_model_can_have_other_weights_than_the_target(
-    world: World, draft: str, target_weights: str, draft_weights: str
-) -> None:
-    def kinds(**settings: Any) -> tuple[list[int], LLM]:
-        packed = list[int]()
-
-        class Watched(PackedMatrix):
-            def __init__(self, *args: Any, **keywords: Any) -> None:
-                super().__init__(*args, **keywords)
-                packed.append(self.fields.kind)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("specdec.kernels.native.operations.PackedMatrix", Watched)
-            llm = LLM(
-                world.folder / "target", dtype="float32", kernels="native", quantization=target_weights, **settings
-            )
-        return packed, llm
-
-    of_target, plain = kinds(draft=None)
-    of_both, llm = kinds(draft=world.draft(draft), draft_quantization=draft_weights, adaptive_drafts=False)
-    eight = NUMBER_KINDS["int8"]
-    assert {kind == eight for kind in of_target} == {target_weights == "q8"}
-    of_draft = Counter(of_both) - Counter(of_target)
-    assert of_draft
-    assert {kind == eight for kind in of_draft} == {draft_weights == "q8"}
-    assert logprobs(llm) == logprobs(plain)
-    assert llm.stats().drafts_verified > 0
-
-
-@needs_library
-def test_blocks_of_a_draft_model_in_8_bits_have_keys_of_their_own(world: World) -> None:
-    """Its keys and values are others; the target's are the same."""
-
-    def keys(**settings: Any) -> list[str]:
-        llm = LLM(world.folder / "target", world.draft("eagle3"), dtype="float32", kernels="native", **settings)
-        worker = llm.engine.worker
-        assert isinstance(worker.drafter, TreeDrafter)
-        found = block_keys(llm.config, worker.cache, worker.drafter.head)
-        return [found(part, b"") for part in ("target", "head")]
-
-    whole, eight = keys(), keys(draft_quantization="q8")
-    assert whole == keys(draft_quantization="none")
-    assert whole[0] == eight[0]
-    assert whole[1] != eight[1]
-
-
-def test_other_kernels_refuse_it_for_drafts(world: World) -> None:
-    with pytest.raises(ValueError, match=r"^draft_quantization 'q8' is for the native kernels on a CPU, not for the "):
-        LLM(world.folder / "target", world.draft("eagle"), kernels="torch", draft_quantization="q8")
-
-
-def test_without_a_draft_model_it_is_refused(world: World) -> None:
-    with pytest.raises(ValueError, match=r"^draft_quantization is 'q8'; it is for a draft model, and draft is 'ngram'"):
-        LLM(world.folder / "target", "ngram", draft_quantization="q8")
 
 
 @pytest.mark.parametrize("settings", [{"kernels": "torch"}, {"kernels": "triton"}, {"dtype": "float64"}])

@@ -93,13 +93,10 @@ def test_an_options_help_names_the_fields_default() -> None:
     assert helps["seed"].endswith("; default: drawn anew.")
 
 
-def test_keywords_are_sorted_into_their_dataclasses(tmp_path: Path) -> None:
-    config = engine_config(Path("a"), None, {"max_num_seqs": np.int64(3), "block_size": 32, "draft_vocab": "12"})
-    assert (config.scheduler.max_num_seqs, config.block_size, config.draft_vocab) == (3, 32, 12)
+def test_keywords_are_sorted_into_their_dataclasses() -> None:
+    config = engine_config(Path("a"), None, {"max_num_seqs": np.int64(3), "block_size": 32})
+    assert (config.scheduler.max_num_seqs, config.block_size) == (3, 32)
     assert type(config.scheduler.max_num_seqs) is int
-    ids = tmp_path / "ids.json"
-    ids.write_text("[1]")
-    assert engine_config(Path("a"), None, {"draft_vocab": str(ids)}).draft_vocab == ids
     for name in ("max_seqs", "scheduler", "limits", "model"):
         with pytest.raises(ValueError, match=name):
             engine_config(Path("a"), None, {name: 3})
@@ -156,7 +153,6 @@ def test_numbers_of_numpy_become_pythons() -> None:
         ({"block_size": 12}, "block_size is 12; it must be a multiple of 8"),
         ({"prefill_stretch": 1}, "prefill_stretch is 1; it must be above 1, or 0 for no limit"),
         ({"scheduling_policy": "lifo"}, "scheduling_policy is 'lifo'; it must be one of fcfs, priority"),
-        ({"draft_vocab": 2.5}, "draft_vocab is 2.5; it must be a whole number"),
     ],
 )
 def test_a_bad_setting_is_named(settings: dict[str, Any], message: str) -> None:

@@ -47,7 +47,6 @@ def test_coins_differ_by_seed_sample_position_depth_and_rank() -> None:
 
 
 def test_a_later_step_does_not_see_the_coins_of_the_positions_again() -> None:
-    """Block verification with coins kept by position is biased: see `test_exact_laws`."""
     earlier = {coin(chance_of(1, 0, 4), depth, 0) for depth in range(8)}
     later = {coin(chance_of(1, 0, start), depth, 0) for start in range(5, 12) for depth in range(8)}
     assert not earlier & later

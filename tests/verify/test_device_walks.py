@@ -5,25 +5,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.tree import DraftTree
 from specdec.kernels.types.types import NO_TOKEN, Acceptance
 from specdec.verify.sampling import Context, Sampling
-from specdec.verify.verifier import WeighingVerifier
+from specdec.verify.verifier import RejectionVerifier
 from tests.kernel_sets import REFERENCES, TORCH
 from tests.strategies import draft_trees, seeds
-from tests.trees import chain_of
 from tests.verify.sampled_rows import SampledRow, verify
 
 VOCAB = 7
-
-
-def rejection(kernels: KernelSet) -> WeighingVerifier:
-    return WeighingVerifier(kernels, kernels.rejection_walk)
-
-
-def block(kernels: KernelSet) -> WeighingVerifier:
-    return WeighingVerifier(kernels, kernels.block_walk)
 
 
 @given(
@@ -50,47 +40,8 @@ def test_walks_equal_those_of_the_host(cases: list[tuple[DraftTree, bool, float,
     logits = 2 * torch.randn(count, VOCAB, generator=generator, dtype=torch.float64)
     if seed % 3 == 0:
         logits[seed % count] = torch.nan
-    expected = verify(rejection(TORCH), rows, logits)
-    assert verify(rejection(REFERENCES), rows, logits) == expected
-
-
-@given(
-    st.lists(
-        st.tuples(st.lists(st.integers(0, VOCAB - 1), max_size=5), st.sampled_from([0.0, 0.6, 1.0]), st.integers(0, 3)),
-        min_size=1,
-        max_size=4,
-    ),
-    seeds,
-)
-def test_walks_of_blocks_equal_those_of_the_host(cases: list[tuple[list[int], float, int]], seed: int) -> None:
-    """Greedy rows, whose chains were not drawn, among sampled ones, and logits from which no token can come."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = []
-    for index, (tokens, temperature, output) in enumerate(cases):
-        tree, probs = chain_of(tokens), None
-        if temperature > 0:
-            probs = torch.rand(1 + len(tree), VOCAB, generator=generator).add(0.1)
-            probs = probs / probs.sum(-1, keepdim=True)
-        context = Context(Sampling(temperature=temperature, seed=seed, sample_index=index), [0] * (1 + output), 1)
-        rows.append(SampledRow(DraftTree(tree.tokens, tree.parents, probs), context))
-    count = sum(1 + len(row.tree) for row in rows)
-    logits = 0.5 * torch.randn(count, VOCAB, generator=generator, dtype=torch.float64)
-    if seed % 3 == 0:
-        logits[seed % count] = torch.nan
-    expected = verify(block(TORCH), rows, logits)
-    assert verify(block(REFERENCES), rows, logits) == expected
-
-
-def test_chains_that_were_not_drawn_among_drawn_ones() -> None:
-    rows, probs = [], torch.full((3, VOCAB), 1 / VOCAB)
-    for index in range(8):
-        tree = chain_of([1, 2])
-        context = Context(Sampling(temperature=1.0, seed=4, sample_index=index), [3], 1)
-        rows.append(SampledRow(DraftTree(tree.tokens, tree.parents, probs) if index % 2 else tree, context))
-    logits = torch.zeros(24, VOCAB, dtype=torch.float64)
-    expected = verify(block(TORCH), rows, logits)
-    assert verify(block(REFERENCES), rows, logits) == expected
-    assert len(set(expected)) > 1
+    expected = verify(RejectionVerifier(TORCH), rows, logits)
+    assert verify(RejectionVerifier(REFERENCES), rows, logits) == expected
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -98,4 +49,4 @@ def test_a_row_without_drafts(temperature: float) -> None:
     rows = [SampledRow(DraftTree(), Context(Sampling(temperature=temperature), [3], 1))] * 2
     logits = torch.full((2, VOCAB), float("-inf"), dtype=torch.float64)
     logits[0, 4] = 0.0
-    assert verify(rejection(REFERENCES), rows, logits) == [Acceptance((), 4), Acceptance((), NO_TOKEN)]
+    assert verify(RejectionVerifier(REFERENCES), rows, logits) == [Acceptance((), 4), Acceptance((), NO_TOKEN)]

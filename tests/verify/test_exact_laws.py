@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.kernels.reference.block_walk import walk_block
 from specdec.kernels.reference.rejection_walk import walk_rejection
 from specdec.kernels.reference.tree_walk import follow
 from specdec.kernels.types.tree import ROOT, DraftTree
@@ -18,11 +17,9 @@ from tests.verify.exact import (
     Chooser,
     ExactChance,
     Intervals,
-    Key,
     Law,
     Model,
     Path,
-    Rule,
     assert_target_law,
     chain_shape,
     drawn_tree,
@@ -71,11 +68,10 @@ def test_coupled_law_is_the_targets(model: Model, data: st.DataObject) -> None:
     assert_target_law(law_of(run), model)
 
 
-@pytest.mark.parametrize("rule", [walk_rejection, walk_block])
 @given(models, st.data())
-def test_law_of_trees_chosen_without_chance_is_the_targets(rule: Rule, model: Model, data: st.DataObject) -> None:
+def test_law_of_trees_chosen_without_chance_is_the_targets(model: Model, data: st.DataObject) -> None:
     tree = data.draw(fixed_trees(model.vocab_size))
-    assert_target_law(fixed_law(rule, model, tree), model)
+    assert_target_law(fixed_law(walk_rejection, model, tree), model)
 
 
 @given(models, st.data())
@@ -90,36 +86,17 @@ def test_chain_rejection_law_is_the_targets(model: Model, data: st.DataObject) -
     assert_target_law(sampled_law(walk_rejection, model, chain_shape(length)), model)
 
 
-@given(models, st.data())
-def test_block_law_is_the_targets(model: Model, data: st.DataObject) -> None:
-    length = data.draw(st.integers(0, CHAIN_LENGTH[model.vocab_size]))
-    assert_target_law(sampled_law(walk_block, model, chain_shape(length)), model)
-
-
-@given(models, st.data())
-def test_block_emits_at_least_as_much_as_rejection(model: Model, data: st.DataObject) -> None:
-    """Sun et al. 2025, Theorem 2."""
-    shape = chain_shape(data.draw(st.integers(1, CHAIN_LENGTH[model.vocab_size])))
-
-    def emitted_tokens(rule: Any) -> Fraction:
-        return sum((len(path) * chance for path, chance in sampled_law(rule, model, shape).items()), Fraction(0))
-
-    assert emitted_tokens(walk_block) >= emitted_tokens(walk_rejection)
-
-
 small_models = st.builds(Model, st.just(2), seeds)
 
 
-@pytest.mark.parametrize("rule", [walk_rejection, walk_block])
-@given(model=small_models)
-def test_law_of_two_steps_is_the_targets(rule: Rule, model: Model) -> None:
-    assert_target_law(steps_law(rule, model, chain_shape(3), 2), model)
+@given(small_models)
+def test_law_of_two_steps_is_the_targets(model: Model) -> None:
+    assert_target_law(steps_law(walk_rejection, model, chain_shape(3), 2), model)
 
 
-@pytest.mark.parametrize("rule", [walk_rejection, walk_block])
 @settings(max_examples=num_cases(12))
-@given(model=small_models)
-def test_law_of_steps_with_drawn_trees_and_chains_of_the_text_is_the_targets(rule: Rule, model: Model) -> None:
+@given(small_models)
+def test_law_of_steps_with_drawn_trees_and_chains_of_the_text_is_the_targets(model: Model) -> None:
     """Which kind a step has hangs on the text so far."""
 
     def run(chooser: Chooser) -> Path:
@@ -133,7 +110,7 @@ def test_law_of_steps_with_drawn_trees_and_chains_of_the_text_is_the_targets(rul
             else:
                 tree = drawn_tree(model, chain_shape(2), ExactChance(chooser, noise, start, step_key).invert, emitted)
             chance = ExactChance(chooser, coins, start, step_key)
-            emitted += emitted_by(tree, rule(tree, target_of(model, tree, emitted), chance))
+            emitted += emitted_by(tree, walk_rejection(tree, target_of(model, tree, emitted), chance))
         return emitted
 
     assert_target_law(law_of(run), model)
@@ -144,15 +121,6 @@ def test_law_of_rejection_steps_may_keep_coins_and_noise_by_position(model: Mode
     """The tokens after a rejected one are never looked at."""
     assert_target_law(steps_law(walk_rejection, model, chain_shape(2), 2, position_key, position_key), model)
     assert_target_law(steps_law(walk_rejection, model, (((), ()), ()), 2, position_key, position_key), model)
-
-
-@pytest.mark.parametrize(("coin_key", "draft_key"), [(position_key, step_key), (step_key, position_key)])
-def test_block_steps_that_keep_coins_or_noise_by_position_are_biased(coin_key: Key, draft_key: Key) -> None:
-    """Why `PhiloxChance` keys coins by the step: one that rejected a later token is no fresh coin for it."""
-    model = Model(2, 3)
-    assert_target_law(steps_law(walk_block, model, chain_shape(3), 2), model)
-    with pytest.raises(AssertionError):
-        assert_target_law(steps_law(walk_block, model, chain_shape(3), 2, coin_key, draft_key), model)
 
 
 def rearranged(tree: DraftTree, nodes: Sequence[int]) -> DraftTree:

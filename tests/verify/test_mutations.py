@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from specdec.kernels.reference import block_walk as block
 from specdec.kernels.reference import rejection_walk as rejection
 from specdec.kernels.types.tree import DraftTree
 from tests.verify.exact import Model, Rule, Shape, assert_target_law, chain_shape, fixed_law, sampled_law
@@ -75,21 +74,6 @@ SAMPLED_FAULTS = {
     "q of the parent's node": ("tree.draft_probs[1 + node]", "tree.draft_probs[max(0, node)]"),
     "p of the root": ("p = target(node)", "p = target(ROOT)"),
 }
-BLOCK_FAULTS = {
-    "h of a prefix is its weight": ("h = _prefix_chance(residual.sum(), weights[kept])", "h = weights[kept]"),
-    "h of the chain is not its weight": ("kept, h, rest = length, weights[length]", "kept, h, rest = length, 1"),
-    "h without the weight's shortfall": ("residual + 1 - weight", "residual + 1"),
-    "residual without the weight": ("positive_part(weights[kept] * p[kept]", "positive_part(p[kept]"),
-    "residual not taken": ("rest = normalised(residual, p[kept])", "rest = p[kept]"),
-    "residual in place of p after the chain": (
-        "weights[length], p[length]",
-        "weights[length], normalised(positive_part(weights[-1] * p[-1] - q[-1]), p[-1])",
-    ),
-    "weights not capped": ("min(weights[i] * ratio, 1)", "weights[i] * ratio"),
-    "weights forget the prefix": ("min(weights[i] * ratio, 1)", "min(ratio, 1)"),
-    "one coin for all": ("chance.accept(kept - 1, 0, h)", "chance.accept(0, 0, h)"),
-    "q of the node after": ("- q[kept])", "- q[kept + 1])"),
-}
 
 
 def test_sound_rules_pass() -> None:
@@ -97,7 +81,6 @@ def test_sound_rules_pass() -> None:
     check_one_hot(same)
     check_sampled(same)
     check_chains(same)
-    check_chains(mutant(block, "weights", "weights").walk_block)
 
 
 @pytest.mark.parametrize(("text", "fault"), ONE_HOT_FAULTS.values(), ids=list(ONE_HOT_FAULTS))
@@ -112,25 +95,12 @@ def test_faults_with_sampled_children_are_seen(text: str, fault: str) -> None:
         check_sampled(mutant(rejection, text, fault).walk_rejection)
 
 
-@pytest.mark.parametrize(("text", "fault"), BLOCK_FAULTS.values(), ids=list(BLOCK_FAULTS))
-def test_faults_in_block_verification_are_seen(text: str, fault: str) -> None:
-    with pytest.raises(AssertionError):
-        check_chains(mutant(block, text, fault).walk_block)
-
-
 def squared(rest: list[Fraction]) -> list[Fraction]:
     return [weight**2 for weight in rest]
 
 
-@pytest.mark.parametrize(
-    ("check", "rule"),
-    [
-        (check_sampled, rejection.walk_rejection),
-        (check_chains, rejection.walk_rejection),
-        (check_chains, block.walk_block),
-    ],
-)
-def test_q_of_another_temperature_is_seen(check: Callable[[Rule, Any], None], rule: Rule) -> None:
+@pytest.mark.parametrize("check", [check_sampled, check_chains])
+def test_q_of_another_temperature_is_seen(check: Callable[[Rule, Any], None]) -> None:
     """Children drawn from q squared, while the tree says q."""
     with pytest.raises(AssertionError):
-        check(rule, squared)
+        check(rejection.walk_rejection, squared)

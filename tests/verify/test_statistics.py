@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.kernels.reference.block_walk import walk_block
 from specdec.kernels.reference.chance import PhiloxChance
 from specdec.kernels.reference.rejection_walk import walk_rejection
 from specdec.kernels.reference.tree_walk import follow
@@ -119,9 +118,9 @@ def sampled_rejection(trial: Trial, draw: int) -> list[int]:
     return draft.emitted(walk_rejection(draft.tree, draft.target, trial.chance(draw)))
 
 
-def block(trial: Trial, draw: int) -> list[int]:
+def chain_rejection(trial: Trial, draw: int) -> list[int]:
     draft = trial.drawn(draw, (1,))
-    return draft.emitted(walk_block(draft.tree, draft.target, trial.chance(draw)))
+    return draft.emitted(walk_rejection(draft.tree, draft.target, trial.chance(draw)))
 
 
 def coupled(trial: Trial, draw: int) -> list[int]:
@@ -139,7 +138,7 @@ def second_token(trial: Trial, first: int, draw: int) -> int:
     return walk_rejection(DraftTree(), lambda _: trial.p[1 + first], trial.chance(draw, 1)).next_token
 
 
-RULES: list[Callable[[Trial, int], list[int]]] = [one_hot_rejection, sampled_rejection, block, coupled]
+RULES: list[Callable[[Trial, int], list[int]]] = [one_hot_rejection, sampled_rejection, chain_rejection, coupled]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=list(SAMPLINGS))

@@ -6,7 +6,7 @@ from specdec import LLM, DraftShape, SamplingParams
 from tests.specdec.tiny_checkpoints import CHARACTERS
 
 VOCAB = 3 + len(CHARACTERS)
-RULES = ["coupled", "rejection", "block"]
+RULES = ["coupled", "rejection"]
 SHAPE = DraftShape(3, 4, 10)
 WARM = SamplingParams(seed=11, max_tokens=14, ignore_eos=True)
 

@@ -1,99 +1,16 @@
-"""From settings to what drafts: which tokens can be drafted, and by what their logits are computed."""
+"""From settings to what drafts."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.config import CPU_SHAPE
 from specdec.draft_heads.drafting.block_drafter import BlockDrafter
 from specdec.draft_heads.drafting.draft_shape import BlockShape
-from specdec.draft_heads.drafting.model_drafter import ModelDrafter
-from specdec.draft_heads.heads.readout import CandidateReadout, MatrixReadout, Readout
 from tests.fakes import edit_json
 from tests.specdec.world import World
-
-
-def readout(llm: LLM) -> Readout:
-    assert isinstance(llm.engine.worker.drafter, ModelDrafter)
-    return llm.engine.worker.drafter.readout
-
-
-@pytest.fixture
-def target(world: World, tmp_path: Path) -> Path:
-    """The world's, with ends of its own."""
-    folder = tmp_path / "target"
-    folder.mkdir()
-    for file in (world.folder / "target").iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    edit_json(folder / "generation_config.json", eos_token_id=[2, 90])
-    return folder
-
-
-@pytest.mark.parametrize("draft", ["eagle", "llama"])
-def test_ends_and_special_tokens_can_always_be_drafted(world: World, target: Path, draft: str) -> None:
-    found = readout(LLM(target, world.draft(draft), draft_vocab=1))
-    assert isinstance(found, MatrixReadout)
-    assert found.tokens is not None
-    # <unk>, <s> and </s> are special, and 90 is an end.
-    assert found.tokens.tolist() == [0, 1, 2, 90]
-
-
-@pytest.mark.parametrize("as_text", [False, True])
-def test_a_token_map_is_given_by_its_path(world: World, target: Path, tmp_path: Path, as_text: bool) -> None:
-    file = tmp_path / "map.json"
-    file.write_text(json.dumps([50, 40]))
-    found = readout(LLM(target, world.draft("eagle"), draft_vocab=str(file) if as_text else file))
-    assert isinstance(found, MatrixReadout)
-    assert found.tokens is not None
-    assert found.tokens.tolist() == [0, 1, 2, 40, 50, 90]
-
-
-def test_a_number_may_be_text(world: World) -> None:
-    found = readout(LLM(world.folder / "target", world.draft("eagle"), draft_vocab="7"))
-    assert found.size == 7
-
-
-def test_the_head_of_a_vocabulary_of_its_own_is_trimmed_further(world: World) -> None:
-    target, draft = world.folder / "target", world.draft("eagle3")
-    whole, some = readout(LLM(target, draft)), readout(LLM(target, draft, draft_vocab=20))
-    assert isinstance(whole, MatrixReadout)
-    assert isinstance(some, MatrixReadout)
-    assert whole.tokens is not None
-    assert some.tokens is not None
-    assert set(some.tokens.tolist()) == set(whole.tokens[:20].tolist()) | ({0, 1, 2} & set(whole.tokens.tolist()))
-    with pytest.raises(ValueError, match="draft_vocab is 61; it must be from 1 to 60"):
-        LLM(target, draft, draft_vocab=61)
-
-
-def test_a_rank_picks_among_the_trimmed(world: World) -> None:
-    found = readout(LLM(world.folder / "target", world.draft("llama"), dtype="float64", draft_vocab=40, draft_rank=3))
-    assert isinstance(found, CandidateReadout)
-    scored = found(torch.ones(2, 32, dtype=torch.float64))
-    assert scored.tokens is not None
-    assert scored.tokens.shape == (2, 10)
-    assert scored.tokens.max() < 40
-
-
-def test_without_a_draft_they_are_of_no_meaning(world: World) -> None:
-    assert not isinstance(
-        LLM(world.folder / "target", draft=None, draft_vocab=3, draft_rank=2).engine.worker.drafter, ModelDrafter
-    )
-
-
-@pytest.mark.parametrize(("rank", "draft"), [(0, "eagle"), (33, "llama")])
-def test_a_rank_beyond_the_states_is_refused(world: World, rank: int, draft: str) -> None:
-    with pytest.raises(ValueError, match=f"draft_rank is {rank}; it must be from 1 to 32"):
-        LLM(world.folder / "target", world.draft(draft), draft_rank=rank)
-
-
-@pytest.mark.parametrize("setting", [{"draft_vocab": 9}, {"draft_rank": 9}])
-def test_text_has_no_logits(world: World, setting: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="draft 'ngram' has none; leave them out"):
-        LLM(world.folder / "target", "ngram", **setting)
 
 
 @pytest.mark.parametrize("draft", ["eagle", "eagle3", "llama"])

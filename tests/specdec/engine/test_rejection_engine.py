@@ -39,7 +39,7 @@ windows = pytest.mark.parametrize("window", WINDOWS.values(), ids=list(WINDOWS))
 RUNS = {
     "plain": ("rejection", None, TREE),
     "rejection": ("rejection", "head", TREE),
-    "block": ("block", "head", CHAIN),
+    "chain": ("rejection", "head", CHAIN),
     "coupled": ("coupled", "gated,ngram", TREE),
 }
 # The 0.1 % point for all cases together (Bonferroni): each run against the law, and two against plain decoding.
@@ -151,7 +151,7 @@ def test_output_follows_the_dense_models_law(
 
 
 @windows
-@pytest.mark.parametrize("name", ["rejection", "block"])
+@pytest.mark.parametrize("name", ["rejection", "chain"])
 def test_output_is_distributed_as_without_speculation(
     sample_of: Callable[[str], Sample], name: str, window: slice
 ) -> None:
@@ -162,10 +162,10 @@ def test_output_is_distributed_as_without_speculation(
 def test_drafts_were_accepted_and_rejected(sample_of: Callable[[str], Sample]) -> None:
     """Else the laws above would say nothing about the rules."""
     assert (sample_of("plain").tau, sample_of("plain").drafted) == (1, 0)
-    for name in ("rejection", "block", "coupled"):
+    for name in ("rejection", "chain", "coupled"):
         # max_tokens leaves room for 4 tokens a step at most.
         assert 1.2 < sample_of(name).tau < 2.5
-    assert sample_of("rejection").drafted > 2 * sample_of("block").drafted > 2
+    assert sample_of("rejection").drafted > 2 * sample_of("chain").drafted > 2
 
 
 def test_the_tests_see_a_bias(world: World) -> None:
@@ -192,24 +192,24 @@ def requests(temperatures: Sequence[float]) -> tuple[list[list[int]], list[Sampl
     return prompts, params
 
 
-RULES = [("rejection", "head", TREE), ("block", "head", CHAIN), ("rejection", "gated", TREE), ("block", "gated", CHAIN)]
-rules = pytest.mark.parametrize(("verify", "draft", "shape"), RULES)
+DRAFTS = [("head", TREE), ("head", CHAIN), ("gated", TREE), ("gated", CHAIN)]
+drafts = pytest.mark.parametrize(("draft", "shape"), DRAFTS)
 
 
-@pytest.mark.parametrize(("verify", "draft", "shape"), [*RULES, ("rejection", "gated,ngram", TREE)])
-def test_at_temperature_zero_it_is_plain_decoding(world: World, verify: str, draft: str, shape: DraftShape) -> None:
+@pytest.mark.parametrize(("draft", "shape"), [*DRAFTS, ("gated,ngram", TREE)])
+def test_at_temperature_zero_it_is_plain_decoding(world: World, draft: str, shape: DraftShape) -> None:
     prompts, params = requests([0.0])
     plain = engine(world, "coupled", None, TREE).generate(prompts, params, use_tqdm=False)
-    found = engine(world, verify, draft, shape).generate(prompts, params, use_tqdm=False)
+    found = engine(world, "rejection", draft, shape).generate(prompts, params, use_tqdm=False)
     assert [output.token_ids for output in found] == [output.token_ids for output in plain]
     assert sum(output.stats.drafted for output in found) > 0
 
 
-@rules
-def test_alone_and_in_a_batch_of_eight(world: World, verify: str, draft: str, shape: DraftShape) -> None:
+@drafts
+def test_alone_and_in_a_batch_of_eight(world: World, draft: str, shape: DraftShape) -> None:
     """Trees, coins and draws are keyed by request, so the same tokens and the same drafts are accepted."""
     prompts, params = requests([1.0, 0.7, 0.0, 1.5])
-    llm = engine(world, verify, draft, shape)
+    llm = engine(world, "rejection", draft, shape)
     together = llm.generate(prompts, params, use_tqdm=False)
     alone = [llm.generate([prompt], own)[0] for prompt, own in zip(prompts, params, strict=True)]
     for one, other in zip(together, alone, strict=True):
@@ -218,14 +218,14 @@ def test_alone_and_in_a_batch_of_eight(world: World, verify: str, draft: str, sh
     assert sum(output.stats.accepted_per_step for output in together) > 0
 
 
-@rules
+@drafts
 def test_no_draw_shares_its_noise_with_another(
-    world: World, monkeypatch: pytest.MonkeyPatch, verify: str, draft: str, shape: DraftShape
+    world: World, monkeypatch: pytest.MonkeyPatch, draft: str, shape: DraftShape
 ) -> None:
     """Neither drafts of two steps for one position nor a draft and the draw after its rejection: too small a bias
     for the tests above.
     """
-    llm = engine(world, verify, draft, shape)
+    llm = engine(world, "rejection", draft, shape)
     assert isinstance(llm.engine.worker.drafter, TreeDrafter)
     asked: list[tuple[int, Stream, int]] = []
 

@@ -240,7 +240,7 @@ def drafted(llm: LLM, cases: list[tuple[int, Sampling, int, int]], proposal: Pro
 
 def test_trees_of_a_small_model_are_those_of_a_loop_of_its_own(folder: Path) -> None:
     recorder = Recorder()
-    plain, graphed = (load(folder, one, "small", draft_rank=8) for one in (None, recorder))
+    plain, graphed = (load(folder, one, "small") for one in (None, recorder))
     before = recorder.replays
     warm = Sampling(0.7)
     for cases in ([(3, Sampling(), 4, 2), (20, warm, 4, 2), (9, Sampling(1.0), 3, 2)], [(17, warm, 4, 2)]):

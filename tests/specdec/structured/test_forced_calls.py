@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specdec import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from specdec.core.call_grammar import HERMES, LLAMA3, CallForm, forced_calls
 from specdec.core.tool_choice import Function, ToolChoice
-from tests.profiles import IS_NIGHTLY, num_cases
+from tests.profiles import num_cases
 from tests.specdec.structured.checkpoints import EOS, Bytes, load
 from tests.strategies import seeds
 
@@ -28,7 +28,7 @@ PARTS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.fixture(scope="module")
 def engines(bytes_model: Bytes) -> dict[tuple[str, bool], LLM]:
     """Engines by rule, with drafts and without."""
-    rules = ["coupled", "rejection", *(["block"] if IS_NIGHTLY else [])]
+    rules = ["coupled", "rejection"]
     return {
         ("coupled", False): load(bytes_model, None),
         **{(rule, True): load(bytes_model, bytes_model.head, rule) for rule in rules},

@@ -1,4 +1,4 @@
-"""WeighingVerifier hands each row's own p, tree and chance to the rule, and keeps broken rows to themselves."""
+"""RejectionVerifier hands each row's own p, tree and chance to the rule, and keeps broken rows to themselves."""
 
 import random
 from dataclasses import replace
@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels.reference.block_walk import walk_block
 from specdec.kernels.reference.chance import Chance, PhiloxChance
 from specdec.kernels.reference.host_walks import Rule, host_walk
 from specdec.kernels.reference.rejection_walk import walk_rejection
@@ -20,7 +19,7 @@ from specdec.kernels.types.types import NO_TOKEN, Acceptance, NoiseKey
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
-from specdec.verify.verifier import CoupledVerifier, WeighingVerifier
+from specdec.verify.verifier import CoupledVerifier, RejectionVerifier
 from tests.kernel_sets import TORCH
 from tests.profiles import num_cases
 from tests.strategies import draft_trees, samplings, seeds
@@ -29,12 +28,11 @@ from tests.verify.sampled_rows import SampledRow, verify
 
 VOCAB = 7
 NAN, NEVER = float("nan"), float("-inf")
-WALKS = [walk_rejection, walk_block]
-walks = st.sampled_from(WALKS)
+VERIFIER = RejectionVerifier(TORCH)
 
 
-def by(rule: Rule) -> WeighingVerifier:
-    return WeighingVerifier(TORCH, host_walk(rule, GumbelNoise.uniforms))
+def by(rule: Rule) -> RejectionVerifier:
+    return RejectionVerifier(replace(TORCH, rejection_walk=host_walk(rule, GumbelNoise.uniforms)))
 
 
 def with_q(tree: DraftTree, generator: torch.Generator) -> DraftTree:
@@ -43,14 +41,9 @@ def with_q(tree: DraftTree, generator: torch.Generator) -> DraftTree:
 
 
 @st.composite
-def sampled_rows(draw: st.DrawFn, walk: Rule, sampling: Sampling) -> SampledRow:
-    """A tree with q, or a chain where the walk takes nothing else, behind some output."""
-    if walk is walk_block:
-        tokens = draw(st.lists(st.integers(0, VOCAB - 1), max_size=5))
-        tree = chain_of(tokens)
-    else:
-        tree = draw(draft_trees(8, VOCAB))
-    seed = draw(seeds)
+def sampled_rows(draw: st.DrawFn, sampling: Sampling) -> SampledRow:
+    """A tree with q, behind some output."""
+    tree, seed = draw(draft_trees(8, VOCAB)), draw(seeds)
     generator = random.Random(seed)
     num_prompt = generator.randint(1, 3)
     known = [generator.randrange(VOCAB) for _ in range(num_prompt + generator.randint(0, 4))]
@@ -67,7 +60,7 @@ def parts_of(rows: list[SampledRow], logits: Tensor) -> list[Tensor]:
     return [logits[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
-def directly(walk: Rule, row: SampledRow, logits: Tensor) -> Acceptance:
+def directly(row: SampledRow, logits: Tensor) -> Acceptance:
     """The rule over p of each node, worked out node by node, each as the end of its own output."""
     tree, (sampling, known, num_prompt) = row
 
@@ -76,7 +69,7 @@ def directly(walk: Rule, row: SampledRow, logits: Tensor) -> Acceptance:
         after = NodeRows(Context(sampling, [*known, *path], num_prompt), 1, lambda: torch.empty(1, 0).long())
         return torch.softmax(processed_logits(logits[1 + node][None], [after], TORCH)[0].double(), -1)
 
-    return walk(
+    return walk_rejection(
         tree,
         target,
         PhiloxChance(NoiseKey(sampling.seed, sampling.sample_index, len(known) - num_prompt), GumbelNoise.uniforms),
@@ -88,31 +81,30 @@ possible = samplings(VOCAB).map(lambda one: replace(one, allowed_token_ids=None,
 
 
 @settings(max_examples=num_cases(100))
-@given(walks, st.lists(possible, min_size=1, max_size=4), st.integers(0, 1), seeds, st.data())
+@given(st.lists(possible, min_size=1, max_size=4), st.integers(0, 1), seeds, st.data())
 def test_each_row_is_judged_by_its_own_law_and_chance(
-    walk: Rule, many: list[Sampling], sample_index: int, seed: int, data: st.DataObject
+    many: list[Sampling], sample_index: int, seed: int, data: st.DataObject
 ) -> None:
-    rows = [data.draw(sampled_rows(walk, replace(one, sample_index=sample_index))) for one in many]
+    rows = [data.draw(sampled_rows(replace(one, sample_index=sample_index))) for one in many]
     logits = random_logits(rows, seed)
-    found = verify(by(walk), rows, logits)
+    found = verify(VERIFIER, rows, logits)
     assert len(found) == len(rows)
     for row, part, acceptance in zip(rows, parts_of(rows, logits), found, strict=True):
-        assert verify(by(walk), [row], part) == [acceptance]
+        assert verify(VERIFIER, [row], part) == [acceptance]
         if row.context.sampling.is_greedy:
             coupled = CoupledVerifier(TORCH)
             assert verify(coupled, [row], part) == [acceptance]
         else:
-            assert directly(walk, row, part) == acceptance
+            assert directly(row, part) == acceptance
 
 
-@pytest.mark.parametrize("walk", WALKS)
-def test_p_is_float64_before_the_softmax(walk: Rule) -> None:
+def test_p_is_float64_before_the_softmax() -> None:
     """The likely token would have all of p in float32, and the other could never be drawn."""
     seen: list[Tensor] = []
 
     def spy(tree: DraftTree, target: Any, chance: Chance) -> Acceptance:
         seen.append(target(ROOT))
-        return walk(tree, target, chance)
+        return walk_rejection(tree, target, chance)
 
     logits = torch.tensor([[0.0, -120.0]])
     verify(by(spy), [SampledRow(DraftTree(), Context(Sampling(1.0), [0], 1))], logits)
@@ -120,28 +112,26 @@ def test_p_is_float64_before_the_softmax(walk: Rule) -> None:
     assert seen[0][1] == pytest.approx(torch.tensor(-120.0, dtype=torch.float64).exp().item(), rel=1e-12, abs=0)
 
 
-@pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", ["nan", "one-nan", "inf", "nothing"])
-def test_a_root_without_a_law_yields_no_token_and_the_others_live(walk: Rule, temperature: float, bad: str) -> None:
+def test_a_root_without_a_law_yields_no_token_and_the_others_live(temperature: float, bad: str) -> None:
     generator = torch.Generator().manual_seed(3)
     trees = [with_q(chain_of([1, 2]), generator) for _ in range(3)]
     rows = [SampledRow(tree, Context(Sampling(temperature, seed=i), [0], 1)) for i, tree in enumerate(trees)]
     logits = random_logits(rows, 0)
-    alone = verify(by(walk), [rows[0], rows[2]], logits[[0, 1, 2, 6, 7, 8]])
+    alone = verify(VERIFIER, [rows[0], rows[2]], logits[[0, 1, 2, 6, 7, 8]])
     if bad == "one-nan":
         logits[3, 4] = NAN
     else:
         logits[3] = {"nan": NAN, "inf": float("inf"), "nothing": NEVER}[bad]
-    found = verify(by(walk), rows, logits)
+    found = verify(VERIFIER, rows, logits)
     assert found[1] == Acceptance((), NO_TOKEN)
     assert [found[0], found[2]] == alone
     assert NO_TOKEN not in [acceptance.next_token for acceptance in alone]
 
 
-@pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_node_without_a_law_ends_its_request_there_and_the_others_live(walk: Rule, node: int) -> None:
+def test_a_node_without_a_law_ends_its_request_there_and_the_others_live(node: int) -> None:
     """If p equals q, every draft is accepted up to the node after which no token is possible."""
     rows = []
     logits = torch.zeros(9, VOCAB)
@@ -149,13 +139,12 @@ def test_a_node_without_a_law_ends_its_request_there_and_the_others_live(walk: R
         tree = DraftTree((1, 2), (ROOT, 0), torch.full((3, VOCAB), 1 / VOCAB, dtype=torch.float64))
         rows.append(SampledRow(tree, Context(Sampling(1.0, seed=i), [0], 1)))
     logits[3 + 1 + node, 5] = NAN
-    found = verify(by(walk), rows, logits)
+    found = verify(VERIFIER, rows, logits)
     assert found[1] == Acceptance((0, 1)[: node + 1], NO_TOKEN)
     assert [found[0].path, found[2].path] == [(0, 1), (0, 1)]
 
 
-@pytest.mark.parametrize("walk", WALKS)
-def test_a_dead_end_does_not_bias_what_comes_before(walk: Rule) -> None:
+def test_a_dead_end_does_not_bias_what_comes_before() -> None:
     """After token 0 nothing can come; the first token is still 0 or 1 with equal chance."""
     q = torch.full((3, 2), 0.5, dtype=torch.float64)
     logits = torch.tensor([[0.0, 0.0], [NEVER, NEVER], [0.0, 0.0]])
@@ -165,13 +154,12 @@ def test_a_dead_end_does_not_bias_what_comes_before(walk: Rule) -> None:
         tree = DraftTree((drafted, 1), (ROOT, 0), q)
         row_logits = logits if drafted == 0 else torch.zeros(3, 2)
         row = SampledRow(tree, Context(Sampling(1.0, seed=seed), [0], 1))
-        (found,) = verify(by(walk), [row], row_logits)
+        (found,) = verify(VERIFIER, [row], row_logits)
         zeros += (tree.tokens[found.path[0]] if found.path else found.next_token) == 0
     # 4.4 standard deviations.
     assert abs(zeros / draws - 0.5) < 4.4 * 0.5 / draws**0.5
 
 
-@pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -182,7 +170,7 @@ def test_a_dead_end_does_not_bias_what_comes_before(walk: Rule) -> None:
         Sampling(1.0, min_tokens=3, end_tokens=(1,)),
     ],
 )
-def test_parameters_see_the_nodes_path(walk: Rule, sampling: Sampling) -> None:
+def test_parameters_see_the_nodes_path(sampling: Sampling) -> None:
     """Token 1 is drafted twice, certain but for the parameter, which says no to it sooner or later."""
     # After output (1,) the next two positions each see one 1 more, or come nearer to min_tokens.
     tree = DraftTree((1, 1), (ROOT, 0), torch.eye(VOCAB, dtype=torch.float64)[[1, 1, 1]])
@@ -190,7 +178,7 @@ def test_parameters_see_the_nodes_path(walk: Rule, sampling: Sampling) -> None:
 
     def spy(tree: DraftTree, target: Any, chance: Chance) -> Acceptance:
         laws.extend(target(node) for node in range(ROOT, len(tree.tokens)))
-        return walk(tree, target, chance)
+        return walk_rejection(tree, target, chance)
 
     logits = torch.zeros(3, VOCAB)
     logits[:, 1] = 1.0
