@@ -153,6 +153,12 @@ class WalkFields(Structure):
     ]
 
 
+# As `specdec_interface` of api.c counts them.
+VERSION = 2
+STRUCTURES = (
+    MatrixFields, LayerFields, LoRAPartFields, LoRAFields, AdapterFields, StepFields, HeadFields, BlockFields,
+    TargetFields, PassFields, DraftingFields, WalkFields,
+)  # fmt: skip
 _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "open": (c_void_p, [c_char_p, c_int64, c_int64]),
     "close": (None, [c_void_p]),
@@ -217,6 +223,26 @@ def library_file() -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
+def _opened(file: Path) -> ctypes.CDLL:
+    """Return the library of a file.
+
+    Raises:
+        ValueError: it was built from other sources than these, so that a call might read memory that is not its own.
+    """
+    library = ctypes.CDLL(str(file))
+    own = [VERSION, len(STRUCTURES), *map(ctypes.sizeof, STRUCTURES)]
+    interface = getattr(library, "specdec_interface", None)
+    if interface is not None:
+        interface.restype = POINTER(c_int64)
+        found = interface()
+        # The count of the structures is the second number.
+        if found[: min(2 + found[1], len(own))] == own:
+            return library
+    raise ValueError(
+        f"{file} was built from other sources; build it anew: python setup.py build_ext --inplace, or pip install -e ."
+    )
+
+
 def processor_forms() -> list[str]:
     """Return the forms of the library that this processor has, the slowest first; none where it is not built."""
 
@@ -244,14 +270,14 @@ class Library:
         weights: memory for packed weights.
 
     Raises:
-        ValueError: the library is not built, or the processor does not have the form.
+        ValueError: the library is not built, or from other sources, or the processor does not have the form.
     """
 
     def __init__(self, threads: int, dtype: torch.dtype, form: str = "") -> None:
         file = library_file()
         if file is None:
             raise ValueError(f"{NOT_BUILT}, or use kernels 'torch'")
-        library = ctypes.CDLL(str(file))
+        library = _opened(file)
         self._calls = {}
         for name, (result, arguments) in _CALLS.items():
             call = getattr(library, f"specdec_{name}")

@@ -1,12 +1,14 @@
 """Which file of the compiled library is opened."""
 
+import ctypes
 import sysconfig
 from pathlib import Path
 
 import pytest
+import torch
 
 from specdec.kernels.native import library as native_library
-from specdec.kernels.native.library import library_file
+from specdec.kernels.native.library import STRUCTURES, Library, library_file
 
 OWN = f"_library{sysconfig.get_config_var('EXT_SUFFIX')}"
 # They sort before and behind the own one, by version, implementation, platform and build.
@@ -59,3 +61,36 @@ def test_the_environment_names_another_file(folder: Path, monkeypatch: pytest.Mo
     build(folder, OWN)
     monkeypatch.setenv("SPECDEC_NATIVE_LIBRARY", str(folder / "_library.sanitized.so"))
     assert library_file() == folder / "_library.sanitized.so"
+
+
+needs_library = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
+STALE = "was built from other sources; build it anew: python setup.py build_ext"
+
+
+class _Longer(ctypes.Structure):
+    _fields_ = [("more", ctypes.c_int64), *STRUCTURES[3]._fields_]
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("VERSION", 1),
+        ("STRUCTURES", STRUCTURES[:-1]),
+        ("STRUCTURES", (*STRUCTURES, STRUCTURES[0])),
+        ("STRUCTURES", (*STRUCTURES[:3], _Longer, *STRUCTURES[4:])),
+    ],
+    ids=["a version", "a structure less", "a structure more", "a field more"],
+)
+def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
+    Library(1, torch.float32)
+    monkeypatch.setattr(native_library, name, value)
+    with pytest.raises(ValueError, match=STALE):
+        Library(1, torch.float32)
+
+
+def test_a_library_without_an_interface_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they were built before it had one."""
+    monkeypatch.setenv("SPECDEC_NATIVE_LIBRARY", torch._C.__file__)
+    with pytest.raises(ValueError, match=STALE):
+        Library(1, torch.float32)
