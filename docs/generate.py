@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "ARCHITECTURE.md",
-    *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "architecture.md"),
+    *sorted((ROOT / "docs").glob("*.md")),
 ]
 IMAGES = ROOT / "docs" / "images"
 PARTS = {
@@ -50,10 +50,7 @@ def documents() -> dict[Path, str]:
     texts = {path: path.read_text(encoding="utf-8") for path in DOCUMENTS}
     wanted = {name for text in texts.values() for name in names(text)}
     parts = {name: PARTS[name]() for name in wanted}
-    filled = {path: fill(text, parts) for path, text in texts.items()}
-    # The root's document is the source; the site cannot link outside docs/.
-    filled[ROOT / "docs" / "architecture.md"] = filled[ROOT / "ARCHITECTURE.md"].replace("(docs/", "(")
-    return filled
+    return {path: fill(text, parts) for path, text in texts.items()}
 
 
 def main() -> None:
