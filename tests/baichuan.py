@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from tests.coded_cache import as_stored
 from tests.fakes import TINY
+from tests.roundings import to_float32
 
 # config.json of a Baichuan-13B with sizes of a test.
 CONFIG = {
@@ -57,7 +58,7 @@ class Norm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        single = x.float()
+        single = to_float32(x)
         return self.weight * (single * (single.square().mean(-1, keepdim=True) + self.eps).rsqrt()).to(x.dtype)
 
 

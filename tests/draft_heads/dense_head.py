@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.checkpoints import HEADS, KV_HEADS, VOCAB, Head
+from tests.roundings import to_float32
 
 
 class DenseHead:
@@ -99,6 +100,6 @@ class DenseHead:
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         """Root mean square, which is float32 in transformers whatever the rest is."""
-        single = x.float()
+        single = to_float32(x)
         single = single * torch.rsqrt(single.square().mean(-1, keepdim=True) + self.head.eps)
         return single.double() * self.weights[name]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from torch import Tensor
 
 from specdec.draft_heads.formats.head_kind import Source
@@ -102,6 +102,7 @@ def by_level(tree: DraftTree) -> DraftTree:
 
 
 @settings(max_examples=num_cases(8))
+@example(tree=DraftTree((48,), (ROOT,)), seed=478)  # a norm of speculators_eagle3 gets a number half way between two
 @given(tree=draft_trees(12, VOCAB, min_nodes=1), seed=seeds)
 @torch.no_grad()
 def test_logits_equal_the_definition_in_a_row_and_along_a_tree(heads: Heads, tree: DraftTree, seed: int) -> None:

@@ -39,7 +39,7 @@ from tests.fakes import (
 )
 from tests.lora_adapters import merged, request_for, save_adapter, save_draft_adapter
 from tests.quantized_checkpoints import FORMATS, quantize_folder
-from tests.specdec.roundings import rounds_either_way
+from tests.roundings import rounds_either_way
 from tests.specdec.saved_llama import edit_tensors
 
 VOCAB = 97

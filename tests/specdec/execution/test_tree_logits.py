@@ -16,7 +16,7 @@ from specdec.kernels.types.tree import DraftTree, TreeRow
 from specdec.models.llama import LlamaModel, load_llama
 from tests.fakes import TINY, save_random_llama
 from tests.kernel_sets import TORCH
-from tests.specdec.roundings import rounds_either_way
+from tests.roundings import rounds_either_way
 from tests.strategies import draft_trees, prompts, seeds, shuffled_tables
 from tests.trees import path_to
 
