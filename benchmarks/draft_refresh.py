@@ -24,7 +24,7 @@ from benchmarks.report import parse_shape, read_prompts, write
 from specdec import LLM, SamplingParams
 from specdec.config import DEMO_HEAD
 from specdec.train_eagle.training.read_config import read_config
-from specdec.train_eagle.training.train_run import Run
+from specdec.train_eagle.training.train_run import TrainingRun
 
 # Tokens that the demo's head proposes.
 DRAFT_VOCAB = 3072
@@ -71,7 +71,7 @@ def main() -> None:
             llm.generate(served, params(len(served), 0.7, args.max_tokens), use_tqdm=False)
         given = {"data": [ring], "out": new, "start": DEMO_HEAD, "draft_vocab_size": DRAFT_VOCAB, "tracker": "none"}
         given |= {"epochs": args.epochs, "lr": args.lr, "batch_tokens": 2048, "evaluate_prompts": 0}
-        run = Run(read_config({**given, "evaluate_every": args.epochs}))
+        run = TrainingRun(read_config({**given, "evaluate_every": args.epochs}))
         began = time.perf_counter()
         run.train()
         seconds = time.perf_counter() - began

@@ -56,11 +56,11 @@ def measure(recipe: str, data: Path, out: Path, steps: int) -> dict[str, Any]:
     """One run of a recipe, cut short."""
     from specdec.config import DEMO
     from specdec.train_eagle.training.read_config import read_config
-    from specdec.train_eagle.training.train_run import Run
+    from specdec.train_eagle.training.train_run import TrainingRun
 
     settings = yaml.safe_load(RECIPES[recipe].read_text(encoding="utf-8"))
     own = {"model": DEMO / "target", "data": [data], "out": out, "evaluate_prompts": 0, "held_out": 4}
-    run = Run(read_config({**settings, **own}))
+    run = TrainingRun(read_config({**settings, **own}))
     begun = resident_mib()
     seconds, tokens = [], []
     for step in range(min(steps + 1, run.total)):

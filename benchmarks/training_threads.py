@@ -39,10 +39,10 @@ def measure(data: Path, out: Path, steps: int, threads: int | None) -> dict[str,
 
     from specdec.config import DEMO
     from specdec.train_eagle.training.read_config import read_config
-    from specdec.train_eagle.training.train_run import Run
+    from specdec.train_eagle.training.train_run import TrainingRun
 
     own = {"model": DEMO / "target", "data": [data], "out": out, "evaluate_prompts": 0, "threads": threads}
-    run = Run(read_config({**own, "tracker": "none"}))
+    run = TrainingRun(read_config({**own, "tracker": "none"}))
     run.step(0)
     tokens = sum(run.source.lengths[i] for step in range(1, steps + 1) for i in run.batches[step])
     began, busy = time.perf_counter(), time.process_time()

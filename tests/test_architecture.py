@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -148,6 +149,17 @@ def test_kernels_need_only_torch_and_triton() -> None:
     others = [(module, name) for module in kernels for name in _imports(module) if _layer(name) != "kernels"]
     known = {"torch", "triton", *sys.stdlib_module_names}
     assert [(module, name) for module, name in others if name.split(".")[0] not in known] == []
+
+
+def test_no_two_classes_have_one_name() -> None:
+    names = Counter(
+        node.name
+        for file in SOURCES.values()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    # Messages among ranks retell the engine's commands.
+    assert {name for name, count in names.items() if count > 1} == {"LoadAdapter", "Refusal"}
 
 
 def test_no_import_cycle() -> None:

@@ -40,10 +40,10 @@ def train(
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
     from specdec.core.out_of_memory import explained_shortage
     from specdec.train_eagle.training.read_config import read_config
-    from specdec.train_eagle.training.train_run import Run
+    from specdec.train_eagle.training.train_run import TrainingRun
 
     with explained_shortage("lower batch_tokens, or take a smaller target or head"):
-        received = Run(read_config(given, config)).train()
+        received = TrainingRun(read_config(given, config)).train()
     if received is not None:
         # As a shell tells of a program that a signal has ended.
         raise typer.Exit(128 + received)

@@ -13,7 +13,7 @@ from specdec.kernels.types.upload import upload
 Ids = NDArray[np.int64]
 
 
-class _Group(NamedTuple):
+class _WordGroup(NamedTuple):
     """Words of one length, at least two tokens.
 
     Attributes:
@@ -74,7 +74,7 @@ class BadWords:
             scores[:, lasts] = scores[:, lasts].masked_fill(hits > 0, float("-inf"))
 
 
-def _group(words: Sequence[tuple[int, ...]]) -> _Group:
+def _group(words: Sequence[tuple[int, ...]]) -> _WordGroup:
     tokens = np.array(words, np.int64)
     lasts, columns = np.unique(tokens[:, -1], return_inverse=True)
-    return _Group(tokens[:, :-1], lasts, columns.reshape(-1))
+    return _WordGroup(tokens[:, :-1], lasts, columns.reshape(-1))

@@ -51,7 +51,7 @@ class LoopGraphs(Generic[Grown]):
         adapters: int,
     ) -> None:
         self.grow, self.geometries, self.max_blocks, self.adapters = grow, geometries, max_blocks, adapters
-        self.captured: dict[LoopKey, _Graph[Grown]] = {}
+        self.captured: dict[LoopKey, _DraftGraph[Grown]] = {}
         self._inputs: _Inputs | None = None
 
     @staticmethod
@@ -74,7 +74,7 @@ class LoopGraphs(Generic[Grown]):
         if self._inputs is None:
             self._inputs = _Inputs(self, levels, hidden)
         key = LoopKey(levels.num_rows, levels.adapted is not None)
-        self.captured[key] = _Graph(self, self._inputs, levels, hidden, capture)
+        self.captured[key] = _DraftGraph(self, self._inputs, levels, hidden, capture)
 
     def __call__(self, levels: DraftLevels, hidden: Tensor) -> Grown:
         """Return the candidates of all rows, valid until the next call.
@@ -127,7 +127,7 @@ class _Inputs:
         ]
 
 
-class _Graph(Generic[Grown]):
+class _DraftGraph(Generic[Grown]):
     """A captured loop over the first rows of shared inputs."""
 
     def __init__(

@@ -181,7 +181,7 @@ class NativeLayer:
         return out
 
 
-class Step:
+class StepRows:
     """The rows of a step as the library reads them.
 
     Attributes:
@@ -227,11 +227,11 @@ class Step:
         return fields
 
 
-def step_of(rows: RaggedRows) -> Step:
+def step_of(rows: RaggedRows) -> StepRows:
     """Return a step's rows for the library; made once a step."""
-    step: Step | None = rows.plans.get("native")
+    step: StepRows | None = rows.plans.get("native")
     if step is None:
-        step = rows.plans["native"] = Step(rows)
+        step = rows.plans["native"] = StepRows(rows)
     return step
 
 

@@ -21,7 +21,7 @@ GENERIC = 8.0
 
 
 @dataclass(frozen=True)
-class Chance:
+class AcceptedShare:
     """Share of nodes accepted among those whose parents were.
 
     Attributes:
@@ -58,7 +58,7 @@ class DraftProfile:
     """
 
     rank_values: list[float]
-    chances: list[list[Chance]]
+    chances: list[list[AcceptedShare]]
     calibration: list[CalibrationBin]
 
     @classmethod
@@ -118,12 +118,12 @@ class _Chances:
                     self.nodes[cell] += 1
                     self.accepted[cell] += node in tree.accepted
 
-    def chance(self, rank: int, place: int) -> Chance:
+    def chance(self, rank: int, place: int) -> AcceptedShare:
         """Return the chance of a cell, near the model's own confidence where few nodes were seen."""
         bounds = (0.0, *EDGES, 1.0)
         own = sum(list(pairwise(bounds))[place]) / 2 / (1 + 0.25 * rank)
         nodes = self.nodes[rank, place]
-        return Chance((self.accepted[rank, place] + GENERIC * own) / (nodes + GENERIC), nodes)
+        return AcceptedShare((self.accepted[rank, place] + GENERIC * own) / (nodes + GENERIC), nodes)
 
     def values(self, tree: _Tree) -> list[float]:
         """Return the product of the chances on each node's path."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from specdec.bench.interleaved import Round
-from specdec.bench.timed_run import Sample
+from specdec.bench.timed_run import TimedSample
 from specdec.core.outputs import SpeculationStats
 
 
@@ -102,7 +102,7 @@ def figures_of(
     )
 
 
-def _speed(samples: Sequence[Sample]) -> float:
+def _speed(samples: Sequence[TimedSample]) -> float:
     return sum(len(sample.token_ids) for sample in samples) / sum(sample.seconds for sample in samples)
 
 
@@ -110,17 +110,17 @@ def _ratio(value: float | None, other: float | None) -> float | None:
     return value / other if value and other else None
 
 
-def _step_seconds(samples: Sequence[Sample]) -> float | None:
+def _step_seconds(samples: Sequence[TimedSample]) -> float | None:
     """Return the mean time of a step after the prompt's."""
     steps = sum(sample.stats.steps for sample in samples)
     return sum(sample.seconds - sample.first for sample in samples) / steps if steps else None
 
 
-def _per_token_ms(sample: Sample) -> float | None:
+def _per_token_ms(sample: TimedSample) -> float | None:
     later = len(sample.token_ids) - 1
     return 1000 * (sample.seconds - sample.first) / later if later else None
 
 
-def _median(samples: Sequence[Sample], value: Callable[[Sample], float | None]) -> float | None:
+def _median(samples: Sequence[TimedSample], value: Callable[[TimedSample], float | None]) -> float | None:
     known = [each for each in map(value, samples) if each is not None]
     return statistics.median(known) if known else None

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from specdec.bench.timed_run import Contender, Sample
+from specdec.bench.timed_run import Contender, TimedSample
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Round:
         seconds: time in which the contender worked on them.
     """
 
-    samples: list[Sample]
+    samples: list[TimedSample]
     seconds: float
 
     @property
@@ -50,7 +50,7 @@ def run_rounds(
     """
     measured: dict[str, list[Round]] = {label: [] for label in contenders}
     for number in range(-warmup, rounds):
-        samples: dict[str, list[Sample]] = {label: [] for label in contenders}
+        samples: dict[str, list[TimedSample]] = {label: [] for label in contenders}
         seconds = dict.fromkeys(contenders, 0.0)
         for index, batch in enumerate(batches):
             order = list(contenders)[:: -1 if (number + index) % 2 else 1]

@@ -15,7 +15,7 @@ import torch
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from specdec.bench.peers import GGUF, PeerSetup
-from specdec.bench.timed_run import Sample, TimedRun
+from specdec.bench.timed_run import TimedRun, TimedSample
 from specdec.core.outputs import SpeculationStats
 
 
@@ -81,7 +81,7 @@ class LlamaCppPeer:
         """Answer prompts that arrive at once."""
         waiting = [_Sequence(index, list(prompt), len(prompt)) for index, prompt in enumerate(prompts)][::-1]
         running: dict[int, _Sequence] = {}
-        samples: dict[int, Sample] = {}
+        samples: dict[int, TimedSample] = {}
         start = time.perf_counter()
         while waiting or running:
             for seat in range(self._seats):
@@ -93,7 +93,7 @@ class LlamaCppPeer:
                 one.first = one.first or now
                 tokens = self._setup.cut(one.answer)
                 if len(tokens) < len(one.answer) or len(tokens) == self._setup.max_tokens or self._ended(tokens):
-                    samples[one.index] = Sample(tokens, one.first, now, one.stats)
+                    samples[one.index] = TimedSample(tokens, one.first, now, one.stats)
                     lib.llama_memory_seq_rm(self._memory, seat, -1, -1)
                     del running[seat]
         return TimedRun([samples[index] for index in range(len(prompts))], time.perf_counter() - start)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from specdec.bench.peers import GGUF, LLAMA_SERVER, PeerSetup
-from specdec.bench.timed_run import Sample, TimedRun
+from specdec.bench.timed_run import TimedRun, TimedSample
 from specdec.core.outputs import SpeculationStats
 
 HOST = "127.0.0.1"
@@ -68,7 +68,7 @@ class LlamaServerPeer:
             samples = list(pool.map(partial(self._answer, start), prompts))
         return TimedRun(samples, time.perf_counter() - start)
 
-    def _answer(self, start: float, prompt: list[int]) -> Sample:
+    def _answer(self, start: float, prompt: list[int]) -> TimedSample:
         body = {
             "prompt": prompt,
             "n_predict": self._setup.max_tokens,
@@ -86,7 +86,7 @@ class LlamaServerPeer:
         # The first token comes from the pass over the prompt, and every later step adds one token of the target's own.
         accepted, later = timings.get("draft_n_accepted", 0), max(timings["predicted_n"] - 1, 0)
         stats = SpeculationStats(later - accepted, later, [], timings.get("draft_n", 0))
-        return Sample(tokens, max(seconds - timings["predicted_ms"] / 1000, 0.0), seconds, stats)
+        return TimedSample(tokens, max(seconds - timings["predicted_ms"] / 1000, 0.0), seconds, stats)
 
     def _request(self, method: str, path: str, body: str | None = None) -> tuple[int, Any]:
         connection = http.client.HTTPConnection(HOST, self._port)

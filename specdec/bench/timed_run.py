@@ -12,7 +12,7 @@ from specdec.llm import LLM
 
 
 @dataclass(frozen=True)
-class Sample:
+class TimedSample:
     """Answer to one prompt.
 
     Attributes:
@@ -32,7 +32,7 @@ class Sample:
 class TimedRun:
     """Answers in the order of the prompts, and the seconds until the last one ended."""
 
-    samples: list[Sample]
+    samples: list[TimedSample]
     seconds: float
 
     @property
@@ -78,7 +78,9 @@ class EngineContender:
             if request.error:
                 raise ValueError(f"the prompt of {request.num_prompt} tokens failed: {request.error}")
         samples = [
-            Sample(request.token_ids[request.num_prompt :], firsts[request] - at, ends[request] - at, request.stats)
+            TimedSample(
+                request.token_ids[request.num_prompt :], firsts[request] - at, ends[request] - at, request.stats
+            )
             for request, at in zip(requests, times, strict=True)
         ]
         return TimedRun(samples, seconds)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
 from specdec.bench.peers import PeerSetup
-from specdec.bench.timed_run import Sample, TimedRun
+from specdec.bench.timed_run import TimedRun, TimedSample
 from specdec.core.device import DTYPES
 from specdec.core.outputs import SpeculationStats
 from specdec.models.gguf_file import is_gguf
@@ -56,12 +56,12 @@ class TransformersPeer:
     def run(self, prompts: Sequence[list[int]], arrivals: Sequence[float] | None = None) -> TimedRun:  # noqa: ARG002
         """Answer prompts that arrive at once."""
         start = time.perf_counter()
-        samples: list[Sample] = []
+        samples: list[TimedSample] = []
         for first in range(0, len(prompts), self._batch):
             samples += self._generate(prompts[first : first + self._batch], start)
         return TimedRun(samples, time.perf_counter() - start)
 
-    def _generate(self, prompts: Sequence[list[int]], start: float) -> list[Sample]:
+    def _generate(self, prompts: Sequence[list[int]], start: float) -> list[TimedSample]:
         longest = max(map(len, prompts))
         ids = torch.tensor([[PAD] * (longest - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -76,7 +76,7 @@ class TransformersPeer:
             stats = SpeculationStats()
             for step in range(1, steps[len(tokens) - 1] + 1):
                 stats.count(sizes[step] - 1, sizes[step], 0)
-            samples.append(Sample(tokens, times[0] - start, times[steps[len(tokens) - 1]] - start, stats))
+            samples.append(TimedSample(tokens, times[0] - start, times[steps[len(tokens) - 1]] - start, stats))
         return samples
 
 

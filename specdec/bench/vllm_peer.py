@@ -7,7 +7,7 @@ from typing import Any
 from vllm import LLM, SamplingParams
 
 from specdec.bench.peers import PeerSetup
-from specdec.bench.timed_run import Sample, TimedRun
+from specdec.bench.timed_run import TimedRun, TimedSample
 from specdec.core.outputs import SpeculationStats
 
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_per_pos"
@@ -52,7 +52,7 @@ class VllmPeer:
             clock = output.metrics
             first = clock.first_token_latency
             whole = first + clock.last_token_ts - clock.first_token_ts
-            samples.append(Sample(list(output.outputs[0].token_ids), first, whole))
+            samples.append(TimedSample(list(output.outputs[0].token_ids), first, whole))
         if self._draft is not None:
             # vLLM counts for all requests together.
             after = self._counts()

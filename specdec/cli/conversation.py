@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from specdec.cli.timed_batch import Answer, TimedBatch, run_batch
+from specdec.cli.timed_batch import TimedAnswer, TimedBatch, run_batch
 from specdec.core.outputs import RequestOutput
 from specdec.core.sampling_params import SamplingParams
 
@@ -33,7 +33,7 @@ class Conversation:
             )
         self.llm, self.params, self.system = llm, params, system
         self.messages: list[dict[str, str]] = []
-        self.answers: list[Answer] = []
+        self.answers: list[TimedAnswer] = []
 
     def answer(self, text: str, listen: Callable[[RequestOutput], None]) -> TimedBatch:
         """Answer a message; an answer that Ctrl-C ends is kept as far as it got.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from specdec.bench.prompt_file import GivenPrompt
 from specdec.cli.screen import BOLD, DIM, Screen
-from specdec.cli.timed_batch import Answer, TimedBatch
+from specdec.cli.timed_batch import TimedAnswer, TimedBatch
 from specdec.core.outputs import RequestOutput
 
 
@@ -74,7 +74,7 @@ class JsonView:
         sys.stdout.flush()
 
 
-def _comparison(answer: Answer, plain: Answer | None) -> dict[str, float | bool | None]:
+def _comparison(answer: TimedAnswer, plain: TimedAnswer | None) -> dict[str, float | bool | None]:
     if plain is None or {"abort", "error"} & {answer.output.finish_reason, plain.output.finish_reason}:
         return {"plain_tok_per_s": None, "speedup": None, "equal": None}
     return {

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Answer:
+class TimedAnswer:
     """Answer to one prompt.
 
     Attributes:
@@ -60,7 +60,7 @@ class TimedBatch:
         tree: bounds of the draft trees, as they stand beside a tau; empty without drafts.
     """
 
-    answers: list[Answer]
+    answers: list[TimedAnswer]
     seconds: float = 0.0
     interrupted: bool = False
     outlook: DraftOutlook | None = None
@@ -98,8 +98,8 @@ def run_batch(
     Raises:
         ValueError: a prompt that cannot be run; nothing has run then.
     """
-    batch = TimedBatch([Answer(max_tokens=one.max_tokens) for one in params], tree=llm.config.tree_in_words)
-    order: dict[str, Answer] = {}
+    batch = TimedBatch([TimedAnswer(max_tokens=one.max_tokens) for one in params], tree=llm.config.tree_in_words)
+    order: dict[str, TimedAnswer] = {}
     start = time.perf_counter()
     try:
         bar = progress_bar(len(prompts), what, figures=lambda: batch.stats, tree=batch.tree)

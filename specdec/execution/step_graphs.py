@@ -84,7 +84,7 @@ class StepGraphs:
         self.configs = {geometry: configs_of(geometry, self.chip) for geometry in geometries}
         self.plans = {one: PlanBuffer(self.capacity(one, tokens, 0), device) for one in geometries}
         self.adapters = AdapterBuffer(tokens, limits.adapters, device) if limits.adapters else None
-        self.captured: dict[PassKey, _Graph] = {}
+        self.captured: dict[PassKey, _PassGraph] = {}
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
@@ -129,7 +129,7 @@ class StepGraphs:
             batch: of its tokens, which belong to no request.
             capture: `CudaGraphs.capture` on a GPU.
         """
-        self.captured[key] = _Graph(self, key, batch, capture)
+        self.captured[key] = _PassGraph(self, key, batch, capture)
 
     def __call__(self, batch: TreeBatch) -> Tensor:
         """Return features `[tokens, hidden_size]`, which are valid until the next call."""
@@ -149,7 +149,7 @@ class StepGraphs:
         return PlanCapacity.of(tiles, geometry.kv_heads, self.chip.processors)
 
 
-class _Graph:
+class _PassGraph:
     """A captured pass over the first tokens of its owner's inputs."""
 
     def __init__(self, owner: StepGraphs, key: PassKey, batch: TreeBatch, capture: Capture) -> None:

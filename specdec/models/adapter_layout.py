@@ -26,7 +26,7 @@ class AdaptedPart(NamedTuple):
     columns: int
 
 
-class AdaptedProduct(NamedTuple):
+class AdaptableProduct(NamedTuple):
     """A product of a layer that adapters may change.
 
     Attributes:
@@ -41,10 +41,10 @@ class AdaptedProduct(NamedTuple):
 
 
 # The products of each layer that adapters may change, by their names in `LayerWeights`.
-AdapterLayout = Sequence[Mapping[str, AdaptedProduct]]
+AdapterLayout = Sequence[Mapping[str, AdaptableProduct]]
 
 
-def adapted_products(config: LlamaConfig, inputs: int | None = None) -> dict[str, AdaptedProduct]:
+def adapted_products(config: LlamaConfig, inputs: int | None = None) -> dict[str, AdaptableProduct]:
     """Return the products of a layer by their names in `LayerWeights`.
 
     Args:
@@ -57,10 +57,10 @@ def adapted_products(config: LlamaConfig, inputs: int | None = None) -> dict[str
         return tuple(AdaptedPart(f"{where}.{name}_proj", size) for name, size in columns.items())
 
     return {
-        "qkv": AdaptedProduct("qkv_proj", inputs or hidden, parts("self_attn", q=heads, k=kv_heads, v=kv_heads)),
-        "output": AdaptedProduct("o_proj", heads, parts("self_attn", o=hidden)),
-        "gate_up": AdaptedProduct("gate_up_proj", hidden, parts("mlp", gate=width, up=width)),
-        "down": AdaptedProduct("down_proj", width, parts("mlp", down=hidden)),
+        "qkv": AdaptableProduct("qkv_proj", inputs or hidden, parts("self_attn", q=heads, k=kv_heads, v=kv_heads)),
+        "output": AdaptableProduct("o_proj", heads, parts("self_attn", o=hidden)),
+        "gate_up": AdaptableProduct("gate_up_proj", hidden, parts("mlp", gate=width, up=width)),
+        "down": AdaptableProduct("down_proj", width, parts("mlp", down=hidden)),
     }
 
 
@@ -128,7 +128,7 @@ def attach_draft_adapters(head: CachedHead, kernels: KernelSet, places: int, ran
     if isinstance(head, BlockHead):
         parts = tuple(part for products in layout for part in products["qkv"].parts[1:])
         carriers.append(head)
-        layout.append({"qkv": AdaptedProduct("_project", head.llama.hidden_size, parts)})
+        layout.append({"qkv": AdaptableProduct("_project", head.llama.hidden_size, parts)})
     return _bank(carriers, layout, kernels, places, rank)
 
 
@@ -170,6 +170,6 @@ def _bank(
     return bank
 
 
-def _sizes(product: AdaptedProduct) -> tuple[int, ...]:
+def _sizes(product: AdaptableProduct) -> tuple[int, ...]:
     """Return the inputs of a product, then the columns of its parts."""
     return product.inputs, *(part.columns for part in product.parts)

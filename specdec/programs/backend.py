@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from specdec.core.choices import ChoiceScore
 from specdec.programs.expressions import Gen
-from specdec.programs.run_ahead import Ahead
+from specdec.programs.run_ahead import WrittenAhead
 from specdec.programs.transcript import Transcript
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class Generated(NamedTuple):
     num_tokens: int
     num_prompt_tokens: int | None = None
     num_cached_tokens: int | None = None
-    ahead: Ahead | None = None
+    ahead: WrittenAhead | None = None
 
 
 class Selected(NamedTuple):

@@ -12,7 +12,7 @@ from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.programs.backend import Generated, LoopThread
 from specdec.programs.expressions import DEFAULT_MAX_TOKENS, Gen
 from specdec.programs.json_client import EndpointError, JsonClient
-from specdec.programs.run_ahead import Ahead, Served, can_run_ahead
+from specdec.programs.run_ahead import Served, WrittenAhead, can_run_ahead
 from specdec.programs.transcript import Transcript
 
 logger = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class Endpoint:
             self._run_ahead = 0
             logger.warning("run_ahead is off: the endpoint's tokens do not make up its text")
             return None
-        served = Ahead(tokens, reply.finish_reason == "stop").serve(params)
+        served = WrittenAhead(tokens, reply.finish_reason == "stop").serve(params)
         return None if served is None else _generated(served, reply.num_prompt_tokens)
 
     async def _complete(

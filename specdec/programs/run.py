@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from specdec.programs.backend import Backend, Generated, Selected
 from specdec.programs.expressions import Gen, Operation, RoleBegin, RoleEnd, Select
-from specdec.programs.text_stream import TextStream
+from specdec.programs.text_stream import TextPieces
 from specdec.programs.transcript import Transcript
 
 
@@ -45,7 +45,7 @@ class Run:
         tail: "Future[Transcript]",
         operations: Sequence[Operation],
         results: "Sequence[Future[Variable]]",
-        stream: TextStream,
+        stream: TextPieces,
     ) -> "Future[Transcript]":
         """Execute operations behind a transcript; return the transcript with them.
 
@@ -91,7 +91,7 @@ class Run:
         tail: "Future[Transcript]",
         operations: Sequence[Operation],
         results: "Sequence[Future[Variable]]",
-        stream: TextStream,
+        stream: TextPieces,
     ) -> Transcript:
         try:
             transcript = await asyncio.wrap_future(tail)

@@ -23,10 +23,10 @@ class Served(NamedTuple):
     text: str
     finish_reason: str
     num_tokens: int
-    ahead: "Ahead"
+    ahead: "WrittenAhead"
 
 
-class Ahead:
+class WrittenAhead:
     """Tokens that an endpoint wrote at temperature 0 behind a text.
 
     Args:
@@ -43,16 +43,16 @@ class Ahead:
         """The text that follows."""
         return "".join(self.tokens)[self.skipped :]
 
-    def after(self, constant: str) -> "Ahead | None":
+    def after(self, constant: str) -> "WrittenAhead | None":
         """Return what follows a constant text, None if the model wrote another one."""
         return self._from(len(constant)) if self.text.startswith(constant) else None
 
-    def _from(self, length: int) -> "Ahead":
+    def _from(self, length: int) -> "WrittenAhead":
         """Return what follows the next characters."""
         length += self.skipped
         ends = list(accumulate(map(len, self.tokens)))
         count = sum(end <= length for end in ends)
-        return Ahead(self.tokens[count:], self.has_ended, length - (ends[count - 1] if count else 0))
+        return WrittenAhead(self.tokens[count:], self.has_ended, length - (ends[count - 1] if count else 0))
 
     def serve(self, params: SamplingParams) -> Served | None:
         """Return what a `gen` with these parameters gets here, None if the answer does not reach to its end.

@@ -8,7 +8,7 @@ from typing import Any, Self, overload
 from specdec.programs.backend import Generated, Selected
 from specdec.programs.expressions import Expression, Gen, RoleBegin, RoleEnd, Select, operations_of
 from specdec.programs.run import Run, Variable
-from specdec.programs.text_stream import TextStream
+from specdec.programs.text_stream import TextPieces
 from specdec.programs.transcript import Transcript
 
 Appended = str | Expression
@@ -32,7 +32,7 @@ class ProgramState:
 
     def __init__(self, run: Run, tail: "Future[Transcript]", variables: Variables) -> None:
         self._run, self._tail, self._variables = run, tail, dict(variables)
-        self._stream = TextStream()
+        self._stream = TextPieces()
         self.ret_value: Any = None
         self._error: BaseException | None = None
 

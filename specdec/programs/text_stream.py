@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 
-class TextStream:
+class TextPieces:
     """Pieces of text in order, each with the variable that it belongs to."""
 
     def __init__(self) -> None:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from specdec.programs.run_ahead import Ahead
+from specdec.programs.run_ahead import WrittenAhead
 
 
-class Message(NamedTuple):
+class ProgramMessage(NamedTuple):
     """A message of a conversation."""
 
     role: str
@@ -24,10 +24,10 @@ class Transcript:
         ahead: what an endpoint has written beyond the text.
     """
 
-    messages: tuple[Message, ...] = ()
+    messages: tuple[ProgramMessage, ...] = ()
     role: str | None = None
     text: str = ""
-    ahead: Ahead | None = None
+    ahead: WrittenAhead | None = None
 
     @property
     def is_conversation(self) -> bool:
@@ -45,7 +45,7 @@ class Transcript:
         ahead = None if self.ahead is None else self.ahead.after(text)
         return replace(self, text=self.text + text, ahead=ahead)
 
-    def with_output(self, text: str, ahead: Ahead | None = None) -> "Transcript":
+    def with_output(self, text: str, ahead: WrittenAhead | None = None) -> "Transcript":
         """Return the transcript with the model's text behind it.
 
         Args:
@@ -68,7 +68,7 @@ class Transcript:
     def ended(self) -> "Transcript":
         """Return the transcript with its open message closed."""
         assert self.role is not None, "a message that has not begun ends"
-        return Transcript((*self.messages, Message(self.role, self.text)))
+        return Transcript((*self.messages, ProgramMessage(self.role, self.text)))
 
     def check_output(self) -> None:
         """Refuse places in which the model writes nothing.
@@ -82,7 +82,7 @@ class Transcript:
 
     def conversation(self) -> list[dict[str, str]]:
         """Return the messages as chat templates read them, an open one with text included."""
-        open_one = [Message(self.role, self.text)] if self.role is not None and self.text else []
+        open_one = [ProgramMessage(self.role, self.text)] if self.role is not None and self.text else []
         return [message._asdict() for message in (*self.messages, *open_one)]
 
     def shown(self) -> str:

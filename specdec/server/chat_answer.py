@@ -38,7 +38,7 @@ ASSISTANT = "assistant"
 
 
 @dataclass
-class _Sent:
+class _ChatProgress:
     """Progress of a choice that is being sent.
 
     Attributes:
@@ -62,7 +62,9 @@ class ChatAnswer:
     def __init__(self, answer_id: str, service: Service, body: ChatRequest, params: SamplingParams) -> None:
         self._id, self._service, self._body, self._created = answer_id, service, body, now()
         reporters = service.step_reporters(params)
-        self._sent = [_Sent(parser_of_answer(service.tool_parser, body), next(reporters)) for _ in range(params.n)]
+        self._sent = [
+            _ChatProgress(parser_of_answer(service.tool_parser, body), next(reporters)) for _ in range(params.n)
+        ]
 
     def whole(self, state: RequestOutput) -> ChatCompletion:
         """Return the answer made of the last state."""
@@ -167,7 +169,7 @@ class ChatAnswer:
             last.meta_info = meta_info(self._body.return_meta_info, output)
             yield last
 
-    def _delta(self, sent: _Sent, item: Item) -> ChatDelta:
+    def _delta(self, sent: _ChatProgress, item: Item) -> ChatDelta:
         if isinstance(item, str):
             return ChatDelta(content=item)
         is_start = isinstance(item, CallStart)
@@ -180,13 +182,13 @@ class ChatAnswer:
             delta.id, delta.type = _call_id(), "function"
         return ChatDelta(tool_calls=[delta])
 
-    def _finish_reason(self, output: CompletionOutput, sent: _Sent) -> str | None:
+    def _finish_reason(self, output: CompletionOutput, sent: _ChatProgress) -> str | None:
         # As OpenAI and vLLM have it, a call of a named function ends as a message does.
         if not sent.calls or output.finish_reason != "stop" or self._body.calls.mode == "named":
             return output.finish_reason
         return "function_call" if self._body.has_old_names else "tool_calls"
 
-    def _logprobs(self, sent: _Sent, output: CompletionOutput) -> ChatLogprobs | None:
+    def _logprobs(self, sent: _ChatProgress, output: CompletionOutput) -> ChatLogprobs | None:
         """Return the log-probabilities of tokens that are not sent yet, None if there are none."""
         count, first = self._body.num_logprobs, sent.tokens
         sent.tokens = len(output.token_ids)

@@ -19,7 +19,7 @@ from specdec.server.token_places import TokenPlaces
 
 
 @dataclass
-class _Sent:
+class _CompletionProgress:
     """Progress of a choice that is being sent.
 
     Attributes:
@@ -58,7 +58,7 @@ class CompletionAnswer:
         self._created = now()
         reporters = service.step_reporters(params)
         self._sent = [
-            _Sent(next(reporters), service.token_places(() if body.echo else prompt, params))
+            _CompletionProgress(next(reporters), service.token_places(() if body.echo else prompt, params))
             for prompt in prompts
             for _ in range(params.n)
         ]

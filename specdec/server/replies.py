@@ -7,7 +7,7 @@ from fastapi import Response
 from msgspec import Struct, field
 
 from specdec.core.step_report import StepReport
-from specdec.server.speculation_replies import RequestMetrics, SglExt, SpecTokensDetails
+from specdec.server.speculation_replies import SglExt, SpecTokensDetails, SpeculationMetrics
 
 JSON = "application/json"
 
@@ -102,7 +102,7 @@ class Answer(Struct, kw_only=True):
     created: int
     model: str
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
-    metrics: RequestMetrics | msgspec.UnsetType | None = msgspec.UNSET
+    metrics: SpeculationMetrics | msgspec.UnsetType | None = msgspec.UNSET
     sglext: SglExt | msgspec.UnsetType | None = msgspec.UNSET
 
 

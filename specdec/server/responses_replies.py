@@ -5,7 +5,7 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType, field
 
 from specdec.server.replies import TokenLogprob
-from specdec.server.speculation_replies import RequestMetrics, SglExt
+from specdec.server.speculation_replies import SglExt, SpeculationMetrics
 
 
 class OutputText(Struct):
@@ -89,5 +89,5 @@ class ResponseReply(Struct, kw_only=True):
     background: bool = False
     previous_response_id: None = None
     usage: ResponseUsage | None = None
-    metrics: RequestMetrics | UnsetType | None = UNSET
+    metrics: SpeculationMetrics | UnsetType | None = UNSET
     sglext: SglExt | UnsetType | None = UNSET

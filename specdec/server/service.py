@@ -36,7 +36,7 @@ from specdec.server.request_model import RequestModel
 from specdec.server.sampling_fields import SamplingFields
 from specdec.server.scoring_request import ScoringRequest
 from specdec.server.server_settings import ServerSettings
-from specdec.server.speculation_replies import RequestMetrics, SglExt, request_metrics, sglext
+from specdec.server.speculation_replies import SglExt, SpeculationMetrics, request_metrics, sglext
 from specdec.server.token_places import TokenPlaces
 from specdec.server.tool_fields import ToolFields
 from specdec.server.tool_parsers import PlainText, ToolParser, parser_for
@@ -324,7 +324,7 @@ class Service:
 
     def speculation_figures(
         self, body: SamplingFields, outputs: Sequence[CompletionOutput]
-    ) -> tuple[RequestMetrics | UnsetType | None, SglExt | UnsetType | None]:
+    ) -> tuple[SpeculationMetrics | UnsetType | None, SglExt | UnsetType | None]:
         """Return the fields `metrics` and `sglext` of an answer made of these outputs."""
         choice, depth = self.settings.per_request_spec_decode_metrics, self.llm.config.shape.depth
         return request_metrics(choice, outputs, depth), sglext(body.return_spec_tokens_details, outputs)

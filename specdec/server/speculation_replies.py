@@ -30,7 +30,7 @@ class SpecDecodeMetrics(Struct):
     per_step_drafted: list[int] | UnsetType = UNSET
 
 
-class RequestMetrics(Struct):
+class SpeculationMetrics(Struct):
     """vLLM's field `metrics`."""
 
     speculative_decoding: SpecDecodeMetrics
@@ -69,7 +69,7 @@ class SglExt(Struct):
 
 def request_metrics(
     choice: MetricsChoice, outputs: Sequence[CompletionOutput], depth: int
-) -> RequestMetrics | UnsetType | None:
+) -> SpeculationMetrics | UnsetType | None:
     """Return vLLM's field `metrics`.
 
     Args:
@@ -97,7 +97,7 @@ def request_metrics(
     if choice == "detailed":
         figures.per_step_accepted = [step.accepted for step in steps]
         figures.per_step_drafted = [step.nodes for step in steps]
-    return RequestMetrics(figures)
+    return SpeculationMetrics(figures)
 
 
 def sglext(asked: bool | None, outputs: Sequence[CompletionOutput]) -> SglExt | UnsetType | None:

@@ -12,7 +12,7 @@ from specdec.bench import bench_settings, environment, peers
 from specdec.bench.figures import Spread, figures_of
 from specdec.bench.interleaved import Round, run_rounds
 from specdec.bench.mode import parse_modes
-from specdec.bench.timed_run import EngineContender, Sample, TimedRun
+from specdec.bench.timed_run import EngineContender, TimedRun, TimedSample
 from specdec.cli.app import main
 from specdec.config import DEMO
 from specdec.core.outputs import SpeculationStats
@@ -185,8 +185,8 @@ def test_sampled_tokens_are_compared_under_the_coupled_rule_alone(bench: Bench, 
 
 
 def test_differing_tokens_are_counted() -> None:
-    def sample(*tokens: int) -> Sample:
-        return Sample(list(tokens), 1.0, 2.0)
+    def sample(*tokens: int) -> TimedSample:
+        return TimedSample(list(tokens), 1.0, 2.0)
 
     plain = [Round([sample(1, 2), sample(3, 4), sample(5)], 6.0)] * 2
     other = [plain[0], Round([sample(1, 2), sample(3, 9), sample(5)], 3.0)]
@@ -197,8 +197,8 @@ def test_differing_tokens_are_counted() -> None:
 
 
 def test_step_cost_is_the_ratio_of_step_times() -> None:
-    plain = [Round([Sample([1] * 9, 1.0, 9.0, SpeculationStats(8, 8))], 9.0)]
-    other = [Round([Sample([1] * 9, 1.0, 7.0, SpeculationStats(4, 8, [4], 12))], 7.0)]
+    plain = [Round([TimedSample([1] * 9, 1.0, 9.0, SpeculationStats(8, 8))], 9.0)]
+    other = [Round([TimedSample([1] * 9, 1.0, 7.0, SpeculationStats(4, 8, [4], 12))], 7.0)]
     figures = figures_of(other, plain, [0], alone=True, comparable=True)
     assert figures.cost == Spread(1.5, 1.5, 1.5)
     assert (figures.tau, figures.nodes_per_step, figures.accepted_per_depth) == (2.0, 3.0, [1.0])
@@ -213,7 +213,7 @@ class _Scribe:
 
     def run(self, prompts: Sequence[list[int]], arrivals: Sequence[float] | None = None) -> TimedRun:  # noqa: ARG002
         self.log.append((self.name, prompts[0][0]))
-        return TimedRun([Sample([0], 0.1, 0.1) for _ in prompts], 0.1)
+        return TimedRun([TimedSample([0], 0.1, 0.1) for _ in prompts], 0.1)
 
 
 def test_rounds_alternate() -> None:

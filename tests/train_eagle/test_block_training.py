@@ -22,7 +22,7 @@ from specdec.train_eagle.training.head_export import from_folder
 from specdec.train_eagle.training.head_trainer import LossSettings
 from specdec.train_eagle.training.read_config import read_config
 from specdec.train_eagle.training.train_plan import TrainPlan
-from specdec.train_eagle.training.train_run import Run
+from specdec.train_eagle.training.train_run import TrainingRun
 from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
 from specdec.train_eagle.training.training_state import saved_run
 from tests import stages
@@ -56,11 +56,11 @@ def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepared.folder
 
 
-def run(target: Path, data: Path, out: Path, head: str, **changes: Any) -> Run:
+def run(target: Path, data: Path, out: Path, head: str, **changes: Any) -> TrainingRun:
     own = {"markov_rank": 8} if head == "dspark" else {}
     settings = {"model": target, "data": [data], "out": out, "head": head, **SIZES, **own, "held_out": 4, "epochs": 2}
     settings |= {"batch_tokens": 300, "warmup_steps": 2, "lr": 3e-3, "evaluate_prompts": 0, "tracker": "none"}
-    return Run(read_config({**settings, **changes}))
+    return TrainingRun(read_config({**settings, **changes}))
 
 
 @pytest.fixture(scope="module", params=KINDS)

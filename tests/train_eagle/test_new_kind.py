@@ -17,7 +17,7 @@ from specdec.train_eagle.data.chat_mask import Sample
 from specdec.train_eagle.data.prepared_data import PreparedData
 from specdec.train_eagle.evaluation.accuracy import accuracy
 from specdec.train_eagle.training.read_config import read_config
-from specdec.train_eagle.training.train_run import Run
+from specdec.train_eagle.training.train_run import TrainingRun
 from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
 from tests import stages
 from tests.fakes import TINY, save_random_llama
@@ -91,7 +91,7 @@ def test_it_is_trained_saved_and_exported(target: Path, tmp_path: Path) -> None:
     prepared.add([Sample(text, [i > 4 for i in range(16)]) for text in texts])
     settings = {"model": target, "data": [tmp_path / "data"], "out": tmp_path / "head", "head": "gated", "held_out": 2}
     settings |= {"epochs": 1, "batch_tokens": 64, "unroll": 2, "evaluate_prompts": 2, "mixed_precision": "no"}
-    run = Run(read_config(settings))
+    run = TrainingRun(read_config(settings))
     before = run.head.gate.weight.clone()
     run.train()
     assert not torch.equal(run.head.gate.weight, before)

@@ -17,7 +17,7 @@ from specdec.train_eagle.data.prepared_data import PreparedData
 from specdec.train_eagle.program import main
 from specdec.train_eagle.training import train_run
 from specdec.train_eagle.training.read_config import read_config
-from specdec.train_eagle.training.train_run import Run
+from specdec.train_eagle.training.train_run import TrainingRun
 from tests.fakes import edit_json
 from tests.word_llama import WORDS, save_word_llama
 
@@ -47,7 +47,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> World:
     ]
     (world.folder / "chats").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     prepare(world.own, [world.chats], world.prepared)
-    Run(read_config(settings(world))).train()
+    TrainingRun(read_config(settings(world))).train()
     words = ["--model", world.own, "--draft", world.head, "--data", f"a={world.chats}", "--limit", 2]
     call("evaluate", *words, "--max-tokens", 4, "--speed-prompts", 0, "--out", world.evaluation)
     call("regenerate", "--model", world.own, "--data", world.chats, "--out", world.answers, "--max-tokens", 40)
@@ -175,10 +175,10 @@ def test_a_run_of_data_prepared_anew_is_refused(world: World, refused: Refused) 
 
 def test_kept_states_of_another_target_are_refused(world: World) -> None:
     features = world.folder / "features"
-    Run(read_config(settings(world, out=world.folder / "a", features=features)))
+    TrainingRun(read_config(settings(world, out=world.folder / "a", features=features)))
     save_word_llama(world.own, num_hidden_layers=7, seed=1)
     with pytest.raises(ValueError, match=r"holds features of other settings, made with another target: own \("):
-        Run(read_config(settings(world, out=world.folder / "b", features=features)))
+        TrainingRun(read_config(settings(world, out=world.folder / "b", features=features)))
 
 
 @pytest.mark.parametrize("stage", ["evaluate", "inspect", "export", "regenerate"])

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specdec.train_eagle.training.train_run import Run
+from specdec.train_eagle.training.train_run import TrainingRun
 from tests.training_runs import command, config, environment, last, main, save_own_words, save_target
 
 
@@ -32,13 +32,13 @@ def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 STEPPING = """
 import sys
 from specdec.train_eagle.program import main
-from specdec.train_eagle.training.train_run import Run
-real = Run.step
+from specdec.train_eagle.training.train_run import TrainingRun
+real = TrainingRun.step
 def step(run, number):
     print("step", number, flush=True)
     sys.stdin.readline()
     return real(run, number)
-Run.step = step
+TrainingRun.step = step
 main(["train", *sys.argv[1:]])
 """
 
@@ -91,8 +91,8 @@ def test_a_run_ended_by_a_signal_goes_on_to_the_same_weights(
 
 def test_a_second_ctrl_c_ends_a_run_at_once(target: Path, data: Path, tmp_path: Path) -> None:
     """And leaves the last checkpoint; SIGTERM as often as it likes waits for the step's end."""
-    run = Run(config(target, data, tmp_path))
-    real, taken = Run.step, []
+    run = TrainingRun(config(target, data, tmp_path))
+    real, taken = TrainingRun.step, []
 
     def step(number: int) -> Any:
         taken.append(number)
@@ -132,8 +132,8 @@ def test_threads_sleep_while_they_wait(tmp_path: Path, given: dict[str, str], sl
 def test_threads_are_those_asked_for(target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    Run(config(target, data, tmp_path, epochs=1, threads=3)).train()
+    TrainingRun(config(target, data, tmp_path, epochs=1, threads=3)).train()
     assert asked == [3]
     # Another machine may have other cores.
-    Run(config(target, data, tmp_path, epochs=1, threads=2))
+    TrainingRun(config(target, data, tmp_path, epochs=1, threads=2))
     assert asked == [3, 2]

@@ -20,7 +20,7 @@ from specdec.train_eagle.evaluation.head_evaluation import measure_tau
 from specdec.train_eagle.program import main as program
 from specdec.train_eagle.training import train_log
 from specdec.train_eagle.training.read_config import read_config
-from specdec.train_eagle.training.train_run import Run
+from specdec.train_eagle.training.train_run import TrainingRun
 from tests.fakes import edit_json
 from tests.training_runs import command, config, environment, last, losses, main, save_own_words, save_target
 
@@ -38,7 +38,7 @@ def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @torch.no_grad()
 def test_an_eagle3_head_begins_with_a_layer_of_its_target(target: Path, data: Path, tmp_path: Path) -> None:
     """Without the embedding, it does with its last tap what the target's layer behind it does."""
-    made = Run(config(target, data, tmp_path, head="eagle3"))
+    made = TrainingRun(config(target, data, tmp_path, head="eagle3"))
     head, model = made.head, made.model
     assert isinstance(head, Eagle3Head)
     hidden = head.llama.hidden_size
@@ -65,8 +65,10 @@ def test_an_eagle3_head_begins_with_a_layer_of_its_target(target: Path, data: Pa
 def test_a_trained_head_drafts_better_than_a_new_one(
     target: Path, data: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    Run(config(target, data, tmp_path / "new", **settings, epochs=1, lr=1e-9)).train()
-    Run(config(target, data, tmp_path / "trained", **settings, epochs=12, evaluate_prompts=4, evaluate_every=6)).train()
+    TrainingRun(config(target, data, tmp_path / "new", **settings, epochs=1, lr=1e-9)).train()
+    TrainingRun(
+        config(target, data, tmp_path / "trained", **settings, epochs=12, evaluate_prompts=4, evaluate_every=6)
+    ).train()
     taus = []
     for name in ("new", "trained"):
         llm = LLM(target, tmp_path / name, dtype="float32", shape=DraftShape(3, 3, 8), adaptive_drafts=False)
@@ -81,13 +83,16 @@ def test_a_trained_head_drafts_better_than_a_new_one(
 
 
 def test_kept_states_train_the_same_head(target: Path, data: Path, tmp_path: Path) -> None:
-    Run(config(target, data, tmp_path / "online")).train()
-    Run(config(target, data, tmp_path / "kept", features=tmp_path / "features")).train()
+    TrainingRun(config(target, data, tmp_path / "online")).train()
+    TrainingRun(config(target, data, tmp_path / "kept", features=tmp_path / "features")).train()
     assert losses(tmp_path / "online") == pytest.approx(losses(tmp_path / "kept"), rel=1e-4)
 
 
 def test_a_pass_computed_again_gives_the_same_gradients(target: Path, data: Path, tmp_path: Path) -> None:
-    runs = [Run(config(target, data, tmp_path / str(again), gradient_checkpointing=again)) for again in (False, True)]
+    runs = [
+        TrainingRun(config(target, data, tmp_path / str(again), gradient_checkpointing=again))
+        for again in (False, True)
+    ]
     for run in runs:
         run.accelerator.backward(run.wrapped(run.source.batch(run.batches[0])).total)
     for mine, other in zip(*(run.trained for run in runs), strict=True):
@@ -140,9 +145,9 @@ def test_settings_come_from_a_file_and_options_win(tmp_path: Path) -> None:
 def test_a_folder_of_another_run_is_refused(
     target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Run(config(target, data, tmp_path, epochs=1)).train()
+    TrainingRun(config(target, data, tmp_path, epochs=1)).train()
     with pytest.raises(ValueError, match="holds a run with another lr"):
-        Run(config(target, data, tmp_path, epochs=1, lr=1.0))
+        TrainingRun(config(target, data, tmp_path, epochs=1, lr=1.0))
     capsys.readouterr()
     main(["--data", "null_block_table", "--out", str(tmp_path)], code=2)
     told = capsys.readouterr().err
@@ -152,23 +157,23 @@ def test_a_folder_of_another_run_is_refused(
 
 def test_too_little_data_is_named(target: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="64 conversations are too few to keep 70 apart"):
-        Run(config(target, data, tmp_path, held_out=70))
+        TrainingRun(config(target, data, tmp_path, held_out=70))
 
 
 def test_a_run_goes_on_from_another_ones_head(target: Path, data: Path, tmp_path: Path) -> None:
-    Run(config(target, data, tmp_path / "first", epochs=4)).train()
-    Run(config(target, data, tmp_path / "second", start=tmp_path / "first" / "run", lr=1e-9, seed=5)).train()
+    TrainingRun(config(target, data, tmp_path / "first", epochs=4)).train()
+    TrainingRun(config(target, data, tmp_path / "second", start=tmp_path / "first" / "run", lr=1e-9, seed=5)).train()
     assert losses(tmp_path / "second")[0] < losses(tmp_path / "first")[0] - 0.2
     with pytest.raises(ValueError, match="holds no head; start names the folder of a head, or"):
-        Run(config(target, data, tmp_path / "third", start=tmp_path / "null_block_table"))
+        TrainingRun(config(target, data, tmp_path / "third", start=tmp_path / "null_block_table"))
     with pytest.raises(ValueError, match="its head does not fit: Unexpected key"):
-        Run(config(target, data, tmp_path / "third", start=tmp_path / "first" / "run", head="eagle"))
+        TrainingRun(config(target, data, tmp_path / "third", start=tmp_path / "first" / "run", head="eagle"))
 
 
 def test_a_served_head_is_trained_further_on_what_was_served(target: Path, data: Path, tmp_path: Path) -> None:
     """And takes its own place in the engine, with the same tokens in fewer steps."""
     own = {"draft_vocab_size": 70}
-    Run(config(target, data, tmp_path / "served", **own, epochs=1)).train()
+    TrainingRun(config(target, data, tmp_path / "served", **own, epochs=1)).train()
     shape, params = DraftShape(3, 3, 8), SamplingParams(temperature=1.0, max_tokens=20, seed=3, ignore_eos=True)
     prompts = [[5 + i, 20 + i, 41] for i in range(40)]
     settings: dict[str, Any] = {"dtype": "float32", "shape": shape, "adaptive_drafts": False}
@@ -176,7 +181,7 @@ def test_a_served_head_is_trained_further_on_what_was_served(target: Path, data:
     with LLM(target, tmp_path / "served", **settings, **ring) as llm:
         llm.generate(prompts, params, use_tqdm=False)
     further = {"start": tmp_path / "served", "epochs": 8, "evaluate_every": 8}
-    Run(config(target, tmp_path / "ring", tmp_path / "new", **own, **further)).train()
+    TrainingRun(config(target, tmp_path / "ring", tmp_path / "new", **own, **further)).train()
     assert losses(tmp_path / "new")[0] < losses(tmp_path / "served")[0]
     assert losses(tmp_path / "new")[-1] < losses(tmp_path / "new")[0] - 0.15
     llm = LLM(target, tmp_path / "served", **settings)
@@ -186,9 +191,9 @@ def test_a_served_head_is_trained_further_on_what_was_served(target: Path, data:
     assert [output.token_ids for output in after] == [output.token_ids for output in before]
     assert sum(output.stats.steps for output in after) < sum(output.stats.steps for output in before)
     with pytest.raises(ValueError, match="its draft_vocab_size is 70, and this run's 97; give the run the sizes"):
-        Run(config(target, data, tmp_path / "third", start=tmp_path / "served"))
+        TrainingRun(config(target, data, tmp_path / "third", start=tmp_path / "served"))
     with pytest.raises(ValueError, match="an EAGLE-3 head, which is another kind than this run's; give its --head"):
-        Run(config(target, data, tmp_path / "third", start=tmp_path / "served", head="eagle"))
+        TrainingRun(config(target, data, tmp_path / "third", start=tmp_path / "served", head="eagle"))
 
 
 @pytest.mark.parametrize("own", [{"head": "eagle"}, {"head": "dflash"}, {"head": "dspark", "draft_vocab_size": 50}])
@@ -197,17 +202,17 @@ def test_a_head_in_a_folder_is_a_start_with_all_its_weights(
 ) -> None:
     """A DFlash head's folder holds no embedding: it is the target's, which a fresh head has."""
     settings = {"unroll": None, **own}
-    first = Run(config(target, data, tmp_path / "first", **settings))
+    first = TrainingRun(config(target, data, tmp_path / "first", **settings))
     first.kind.files.save(first.head, tmp_path / "saved", {}, torch.float32)
     fresh, second = (
-        Run(config(target, data, tmp_path / "second", **settings, seed=5, start=start)).head.state_dict()
+        TrainingRun(config(target, data, tmp_path / "second", **settings, seed=5, start=start)).head.state_dict()
         for start in (None, tmp_path / "saved")
     )
     assert any(not torch.equal(fresh[name], tensor) for name, tensor in first.head.state_dict().items())
     assert all(torch.equal(second[name], tensor) for name, tensor in first.head.state_dict().items())
     edit_json(tmp_path / "saved" / "config.json", sliding_window=12)
     with pytest.raises(ValueError, match="saved: its layers have a sliding window, and heads are trained without one"):
-        Run(config(target, data, tmp_path / "second", **settings, start=tmp_path / "saved"))
+        TrainingRun(config(target, data, tmp_path / "second", **settings, start=tmp_path / "saved"))
 
 
 def test_a_run_says_what_it_does_and_keeps_its_settings(
@@ -253,7 +258,7 @@ def test_beside_tau_stands_the_tree_and_both_trees_are_shown(
     assert re.search(rf"^head      the best one, .*; {both} on 12 held-out prompts$", printed, re.MULTILINE)
     assert not re.search(r"tau \d\.\d\d(?! \()", printed)
     recipe = json.loads((tmp_path / "head" / "config.json").read_text())["training"]
-    held_out = Run(config(target, data, tmp_path / "same", held_out=12)).plan.held_out
+    held_out = TrainingRun(config(target, data, tmp_path / "same", held_out=12)).plan.held_out
     prompts = [sample.token_ids[: sample.mask.index(True)] for sample in held_out]
     for shape in (EAGLE2_SHAPE, default_shape("cpu")):
         tau = measure_tau(target, tmp_path / "head", prompts, shape=shape).tau
@@ -274,16 +279,16 @@ def test_curves_are_drawn_while_it_runs(
         steps.append(json.loads(log.read_text().splitlines()[-1]))
 
     monkeypatch.setattr(train_log, "draw_curves", draw)
-    run = Run(config(target, data, tmp_path, epochs=3, evaluate_every=1))
+    run = TrainingRun(config(target, data, tmp_path, epochs=3, evaluate_every=1))
     run.train()
     assert len({record["step"] for record in steps}) == 3
     assert steps[0]["step"] < steps[-1]["step"] == run.total
 
 
 def test_trackers_are_chosen(target: Path, data: Path, tmp_path: Path) -> None:
-    Run(config(target, data, tmp_path / "none", epochs=1, tracker="none")).train()
+    TrainingRun(config(target, data, tmp_path / "none", epochs=1, tracker="none")).train()
     assert not (tmp_path / "none" / "run" / "tensorboard").exists()
     if find_spec("wandb") is not None:
         pytest.skip("wandb is installed")
     with pytest.raises(ValueError, match="tracker is wandb, which is not installed; run: pip install wandb"):
-        Run(config(target, data, tmp_path / "wandb", tracker="wandb"))
+        TrainingRun(config(target, data, tmp_path / "wandb", tracker="wandb"))

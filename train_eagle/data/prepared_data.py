@@ -18,7 +18,7 @@ INDEX = "index.json"
 
 
 @dataclass(frozen=True)
-class Shard:
+class DataShard:
     """A file of concatenated conversations: `tokens` int32, `mask` bool, and their `lengths` int32."""
 
     file: str
@@ -39,7 +39,7 @@ class _Index(BaseModel):
 
     settings: dict[str, str | int | None]
     sources: list[str]
-    shards: list[Shard]
+    shards: list[DataShard]
     read: int
     complete: bool
     bad: _Bad
@@ -138,7 +138,7 @@ class PreparedData:
                 "mask": torch.tensor(mask, dtype=torch.bool),
                 "lengths": torch.tensor([len(sample.token_ids) for sample in samples], dtype=torch.int32),
             }
-            shard = Shard(f"samples-{len(self.shards):05d}.safetensors", len(samples), len(tokens), sum(mask))
+            shard = DataShard(f"samples-{len(self.shards):05d}.safetensors", len(samples), len(tokens), sum(mask))
             # If the run is killed before the index is written, the next one makes this shard again.
             write_whole(self.folder / shard.file, lambda new: save_file(tensors, new))
             self.shards.append(shard)

@@ -32,7 +32,7 @@ SEED_STEP = 1000
 
 
 @dataclass
-class Conversation:
+class OpenConversation:
     """A conversation while it is answered.
 
     Attributes:
@@ -87,7 +87,7 @@ class Conversation:
 
 def read_conversations(
     llm: LLM, sources: Iterable[Source], given: RegenerateSettings, bad: BadData
-) -> list[Conversation]:
+) -> list[OpenConversation]:
     """Return the conversations, of at most `given.limit` entries per source, whose prompts the template can render.
 
     The others are counted in `bad`.
@@ -104,7 +104,7 @@ def read_conversations(
             for i, message in enumerate(messages):
                 if message["role"] == "assistant":
                     chat_prompt(llm, messages[:i])
-            conversations.append(Conversation(number, entry.place, messages, given.keep_cut))
+            conversations.append(OpenConversation(number, entry.place, messages, given.keep_cut))
         except BadConversation as error:
             bad.add(error, entry.place)
     return conversations
@@ -226,7 +226,7 @@ class Regeneration:
     def __init__(
         self,
         llm: LLM,
-        conversations: Sequence[Conversation],
+        conversations: Sequence[OpenConversation],
         params: SamplingParams,
         given: RegenerateSettings,
         settings: dict[str, Any],
@@ -243,7 +243,7 @@ class Regeneration:
         by_number = {each.number: each for each in conversations}
         for row in self.journal.rows:
             by_number[row.conversation].take(row)
-        self._groups: dict[Request, tuple[Conversation, RequestGroup]] = {}
+        self._groups: dict[Request, tuple[OpenConversation, RequestGroup]] = {}
 
     def run(self, advance: Callable[[], None]) -> None:
         """Answer all conversations.
@@ -295,7 +295,7 @@ class Regeneration:
             bad.add(BadConversation(f"{each.problem}, {what} left out"), each.place)
         return whole, part, nothing
 
-    def _ask(self, conversation: Conversation, advance: Callable[[], None]) -> None:
+    def _ask(self, conversation: OpenConversation, advance: Callable[[], None]) -> None:
         """Queue the next turn of a conversation, or end it."""
         while not conversation.ended:
             try:
@@ -311,7 +311,7 @@ class Regeneration:
         if conversation.answers:
             write_conversations(self.out, [conversation.answered])
 
-    def _request(self, conversation: Conversation) -> RequestGroup:
+    def _request(self, conversation: OpenConversation) -> RequestGroup:
         """Return the request for the next answer.
 
         Raises:
@@ -330,7 +330,7 @@ class Regeneration:
         )
         return self.llm.new_group(prompt, params)
 
-    def _row(self, conversation: Conversation, group: RequestGroup) -> AnswerRow:
+    def _row(self, conversation: OpenConversation, group: RequestGroup) -> AnswerRow:
         """Return what a finished request leaves."""
         output = group.output().outputs[0]
         self.tokens += len(output.token_ids)
@@ -348,9 +348,9 @@ class Regeneration:
         return AnswerRow(conversation=conversation.number, turn=len(conversation.answers), text=output.text)
 
     @staticmethod
-    def _problem(conversation: Conversation, problem: str, text: str | None = None) -> AnswerRow:
+    def _problem(conversation: OpenConversation, problem: str, text: str | None = None) -> AnswerRow:
         return AnswerRow(conversation=conversation.number, turn=len(conversation.answers), text=text, problem=problem)
 
-    def _add(self, conversation: Conversation, row: AnswerRow) -> None:
+    def _add(self, conversation: OpenConversation, row: AnswerRow) -> None:
         self.journal.add(row)
         conversation.take(row)

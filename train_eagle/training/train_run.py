@@ -56,7 +56,7 @@ SETTINGS = "settings.yaml"
 UNTOLD = ("model", "data", "out", "features", "start", "threads", "tracker")
 
 
-class Run:
+class TrainingRun:
     """One training run.
 
     Raises:

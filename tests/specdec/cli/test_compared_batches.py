@@ -9,7 +9,7 @@ import pytest
 from specdec.cli import compared_batches
 from specdec.cli.compared_batches import measure_in_turns
 from specdec.cli.render import summary
-from specdec.cli.timed_batch import Answer, TimedBatch
+from specdec.cli.timed_batch import TimedAnswer, TimedBatch
 from specdec.core.engine_stats import DraftOutlook
 from specdec.core.outputs import CompletionOutput, Segment, SpeculationStats, Step
 
@@ -18,7 +18,7 @@ PLAIN: Any = "without"
 
 
 def batch(seconds: float, interrupted: bool = False) -> TimedBatch:
-    return TimedBatch([Answer(CompletionOutput(0, "a", [5], [False], "stop"))], seconds, interrupted)
+    return TimedBatch([TimedAnswer(CompletionOutput(0, "a", [5], [False], "stop"))], seconds, interrupted)
 
 
 class Machine:
@@ -76,7 +76,7 @@ def answered(trees: int, outlook: DraftOutlook | None) -> TimedBatch:
     steps = [Step(8, 1)] * trees
     stats = SpeculationStats(6, 9, [3])
     return TimedBatch(
-        [Answer(CompletionOutput(0, "", [5] * 10, [], "stop", stats=stats, steps=steps))], 2.0, outlook=outlook
+        [TimedAnswer(CompletionOutput(0, "", [5] * 10, [], "stop", stats=stats, steps=steps))], 2.0, outlook=outlook
     )
 
 

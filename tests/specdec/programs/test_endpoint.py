@@ -13,7 +13,7 @@ from specdec import Speculation
 from specdec import programs as sp
 from specdec.core.sampling_params import SamplingParams
 from specdec.programs.backend import Generated
-from specdec.programs.run_ahead import Ahead
+from specdec.programs.run_ahead import WrittenAhead
 from tests.specdec.programs.fake_endpoint import FakeEndpoint, continuation, fake_endpoint
 
 GREEDY = {"temperature": 0}
@@ -155,7 +155,7 @@ def test_tokens_that_are_not_the_text_end_running_ahead(fake: FakeEndpoint, capl
 
 def test_a_gen_within_a_token_is_not_served() -> None:
     params = SamplingParams(temperature=0, max_tokens=2)
-    ahead = Ahead(["ab", "cd", "ef"], has_ended=False)
+    ahead = WrittenAhead(["ab", "cd", "ef"], has_ended=False)
     inside = ahead.after("a")
     assert inside is not None
     assert (inside.text, inside.serve(params)) == ("bcdef", None)

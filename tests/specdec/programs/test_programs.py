@@ -10,7 +10,7 @@ import pytest
 from specdec import programs as sp
 from specdec.core.choices import ChoiceScore
 from specdec.programs.expressions import Expression
-from specdec.programs.transcript import Message
+from specdec.programs.transcript import ProgramMessage
 from tests.specdec.programs.echo_backend import EchoBackend
 
 
@@ -127,7 +127,7 @@ def test_roles_make_a_conversation(backend: EchoBackend) -> None:
     assert state.text().splitlines()[1] == "user: Hi"
     assert backend.asked[0].role == "assistant"
     assert backend.asked[0].text == "Well, "
-    assert backend.asked[1].messages[-1] == Message("user", "And now?")
+    assert backend.asked[1].messages[-1] == ProgramMessage("user", "And now?")
 
 
 @pytest.mark.parametrize(
