@@ -255,7 +255,7 @@ def test_interrupted_run_leaves_nothing_behind(tiny: Tiny, monkeypatch: pytest.M
         (["--draft", "ngram:nodes=many"], "nodes is 'many'; it must be a number"),
         (["--draft", "ngram:nodes=0"], "nodes is 0; it must be at least 1 and at most 1024"),
         (["--draft", "ngram:adaptive-drafts=perhaps"], "adaptive_drafts is 'perhaps'; it must be on or off"),
-        (["--draft", "ngram:verify=best"], "verify is 'best'; it must be one of coupled, rejection, block"),
+        (["--draft", "ngram:verify=best"], "verify is 'best'; it must be one of coupled, rejection"),
         (["--draft", "eagle"], "draft 'eagle' is the demo model's own head"),
         (["--rounds", 0], "rounds is 0; it must be at least 1"),
         (["--temperature", -1], "temperature is -1.0"),
