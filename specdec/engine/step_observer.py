@@ -11,12 +11,9 @@ from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.execution.device_clock import Mark, seconds_between
 from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.scheduler import Scheduler
-from specdec.scheduling.step_cost import MeasuredStep
+from specdec.scheduling.step_cost import MeasuredStep, is_passed_over
 from specdec.scheduling.step_plan import PlannedRow, RowResult
 
-# After the first LONG_RUN plain steps in a row, one in MEASURED_EVERY is measured: learning from a step takes a tenth
-# of a small model's step.
-LONG_RUN, MEASURED_EVERY = 16, 4
 # Limit of the seconds between two steps that count; the caller may do other things than steps.
 MOST_BETWEEN = 0.001
 
@@ -77,8 +74,9 @@ class StepObserver:
             row.num_known > 1 or row.num_nodes or row.num_chained or row.choices is not None for row in rows
         )
         self._plain_run = self._plain_run + 1 if is_plain else 0
-        is_one_of_many = self._plain_run > LONG_RUN and self._plain_run % MEASURED_EVERY
-        if self.scheduler.step_cost is not None and not (was_unfinished or self._is_unfinished or is_one_of_many):
+        if self.scheduler.step_cost is not None and not (
+            was_unfinished or self._is_unfinished or is_passed_over(self._plain_run)
+        ):
             seconds, draft_seconds = self.seconds, sum(seconds_between(*part) for part in drafting)
             self._record = partial(self._learn, rows, draft_rows, results, seconds - draft_seconds, draft_seconds)
         self._end = time.perf_counter() if self.scheduler.running else math.inf

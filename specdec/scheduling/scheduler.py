@@ -43,7 +43,7 @@ class Scheduler:
     """Advances requests step by step: a loop in which their cached tokens catch up with their known ones.
 
     `StepPlanner` plans known tokens, in order of rank. `DraftBudget` gives draft nodes the tokens and blocks that are
-    left. The scheduler alone, with these two, writes the requests' cache counters and the statistics.
+    left. The requests' cache counters are written here after a step, and by `KVCacheManager` where blocks come and go.
 
     Args:
         shape: bounds of draft trees, None for no drafts at all.

@@ -57,8 +57,8 @@ KEPT_OF_SHARE = 16
 # Plain steps are not measured for this many seconds after a step with trees: a small model's weights are then not yet
 # back in the processor's caches, and a step takes up to half as long again.
 WARM_SECONDS = 0.002
-# In a long run of steps with trees only every fifth corrects the costs: a correction takes 2 % of a small model's step.
-# Not every second or fourth, since patterns of that length would be missed.
+# In a long run of plain steps, or of steps with trees, the costs are corrected by one step in so many: that takes 2 to
+# 10 % of a small model's step. Not by every second or fourth, since patterns of that length would be missed.
 LONG_RUN, MEASURED_EVERY = 32, 5
 # Lower bound of a ratio: noise in the part it is separated from can make a part seem to take no time.
 LEAST = 0.01
@@ -67,6 +67,15 @@ MOST = 1.5
 # Prompt tokens that every step may compute, whatever they cost.
 LEAST_PROMPT_TOKENS = 16
 NOTHING = Curve([(1, 0.0)])
+
+
+def is_passed_over(run: int) -> bool:
+    """Return whether the costs are not corrected by a step.
+
+    Args:
+        run: steps of its kind in a row up to it, itself included.
+    """
+    return run > LONG_RUN and run % MEASURED_EVERY > 0
 
 
 class Ratio:
@@ -273,7 +282,7 @@ class StepCost:
         if rows < tokens:
             self._last_trees = self._clock
         self._tree_run = self._tree_run + 1 if rows < tokens else 0
-        if self._tree_run > LONG_RUN and self._tree_run % MEASURED_EVERY:
+        if is_passed_over(self._tree_run):
             return
         alone = self.passes(tokens) + self.rows(rows)
         if prompts:
