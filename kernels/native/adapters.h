@@ -43,8 +43,10 @@ static void low_work(void *argument, int thread, int64_t begin, int64_t end) {
         const int kind = input_kind(&a->part[0].up);
         for (int64_t last; first < beyond; first = last) {
             last = first + CHUNK < beyond ? first + CHUNK : beyond;
-            product p = {&a->low, j->x + rows->begin * j->x_stride, j->x_stride, own, CHUNK * BLOCK, first * BLOCK,
-                         NULL, 0, count};
+            product p = {
+                .weight = &a->low, .x = j->x + rows->begin * j->x_stride, .x_stride = j->x_stride, .out = own,
+                .out_stride = CHUNK * BLOCK, .first_column = first * BLOCK, .rows = count,
+            };
             multiply(&p, first, last);
             for (int64_t row = 0; row < count; row++)
                 from_floats((char *)j->c->buffers[LOW].memory + (rows->begin + row) * j->c->low_bytes +
@@ -61,7 +63,7 @@ static void run_low(context *c, const step *s, size_t offset, const void *x, siz
         const lora *a = lora_at(s, span, offset);
         blocks += a->parts ? a->low.blocks : 0;
     }
-    low_job j = {c, s, offset, x_stride, x};
+    low_job j = {.c = c, .s = s, .offset = offset, .x_stride = x_stride, .x = x};
     pool_each(c->threads, blocks, 1, low_work, &j);
 }
 
@@ -88,8 +90,11 @@ static void add_adapters(const context *c, const step *s, size_t offset, float *
             if (block >= last)
                 continue;
             float *to = out + rows->begin * out_stride + place * BLOCK - first_column;
-            product p = {up, low, stride, to, out_stride, block * BLOCK, to - block * BLOCK, out_stride,
-                         rows->end - rows->begin};
+            product p = {
+                .weight = up, .x = low, .x_stride = stride, .out = to, .out_stride = out_stride,
+                .first_column = block * BLOCK, .residual = to - block * BLOCK, .residual_stride = out_stride,
+                .rows = rows->end - rows->begin,
+            };
             multiply(&p, block, last);
         }
     }

@@ -74,7 +74,7 @@ static int write_context(context *c, const block_head *h, const drafting *d) {
         run_product_into(c, &h->context, &s, count, features, rows, h->context.columns) ||
         reserve_own(c, 2 * h->layer[0]->head_dim))
         return -1;
-    context_job j = {c, h, d, rows, slots, positions};
+    context_job j = {.c = c, .h = h, .d = d, .rows = rows, .slots = slots, .positions = positions};
     pool_each(c->threads, count, ROWS_AT_ONCE, context_work, &j);
     return 0;
 }
@@ -119,8 +119,11 @@ static char *run_block(context *c, const block_head *h, const drafting *d, const
             }
         }
     }
-    step s = {most, words, d->table_blocks, d->block_size, d->first, d->kv_kind, d->slot_bytes, slots, request,
-              d->tables, visible, NULL, d->ends, lengths, cos, sin, NULL, NULL};
+    step s = {
+        .rows = most, .words = words, .table_blocks = d->table_blocks, .block_size = d->block_size, .first = d->first,
+        .kv_kind = d->kv_kind, .slot_bytes = d->slot_bytes, .slots = slots, .request = request, .tables = d->tables,
+        .visible = visible, .tree_starts = d->ends, .lengths = lengths, .cos = cos, .sin = sin,
+    };
     if (adapt_rows(c, d, d->trees, rows, &s))
         return NULL;
     for (int64_t l = 0; l < h->layers; l++) {
@@ -317,7 +320,9 @@ static int run_block_drafting(context *c, const block_head *h, const drafting *d
     float *scores = reserve(&c->buffers[SCORES], slots * stride * 4);
     if (!numbers || !values || !scores)
         return -1;
-    search q = {d, depth, 0, depth, numbers, numbers + depth + 1, NULL, NULL, values};
+    search q = {
+        .d = d, .depth = depth, .levels = depth, .starts = numbers, .depths = numbers + depth + 1, .values = values,
+    };
     int64_t *roots = q.depths + trees, *places = roots + trees;
     q.tokens = places + slots * kept;
     q.best = q.tokens + trees * own;
@@ -332,8 +337,12 @@ static int run_block_drafting(context *c, const block_head *h, const drafting *d
     const char *states = run_block(c, h, d, roots, depth);
     if (!states || run_product_into(c, &h->output, NULL, slots, states, scores, stride))
         return -1;
-    block_job j = {c, h, d, &q, roots, states, kept, room, stride, scores, values + trees * own,
-                   values + trees * own + slots * room, places, values + trees * own + slots * (room + 1)};
+    block_job j = {
+        .c = c, .h = h, .d = d, .q = &q, .roots = roots, .states = states, .kept = kept, .room = room,
+        .stride = stride, .scores = scores, .values = values + trees * own,
+        .rest = values + trees * own + slots * room, .places = places,
+        .gates = values + trees * own + slots * (room + 1),
+    };
     if (d->limits && reserve_ranks(c, h->output.columns))
         return -1;
     pool_each(c->threads, slots, 1, slot_work, &j);

@@ -27,8 +27,12 @@ static int read_tokens(context *c, const draft_head *h, const drafting *d, char 
             request[at] = row;
             visible[at] = entry + 1;
         }
-    step s = {count, 1, d->table_blocks, d->block_size, d->first, d->kv_kind, d->slot_bytes, slots, request, d->tables,
-              visible, nothing, d->ends, d->ends, cos, sin, NULL, NULL, 0, 0, NULL, d->firsts};
+    step s = {
+        .rows = count, .words = 1, .table_blocks = d->table_blocks, .block_size = d->block_size, .first = d->first,
+        .kv_kind = d->kv_kind, .slot_bytes = d->slot_bytes, .slots = slots, .request = request, .tables = d->tables,
+        .visible = visible, .ancestors = nothing, .tree_starts = d->ends, .lengths = d->ends, .cos = cos, .sin = sin,
+        .firsts = d->firsts,
+    };
     if (adapt_rows(c, d, d->rows, 0, &s) || run_head(c, h, &s, d->kv, d->kv_bytes, d->tokens, features, states))
         return -1;
     at = 0;
@@ -102,7 +106,10 @@ static int run_drafting(context *c, const draft_head *h, const drafting *d) {
     float *values = reserve(&c->buffers[VALUES], trees * own * 4);
     if (!numbers || !values)
         return -1;
-    search q = {d, depth, words ? words : 1, 0, numbers, numbers + depth + 1, NULL, NULL, values};
+    search q = {
+        .d = d, .depth = depth, .words = words ? words : 1, .starts = numbers, .depths = numbers + depth + 1,
+        .values = values,
+    };
     q.tokens = q.depths + trees;
     q.best = q.tokens + trees * own;
     memcpy(q.depths, d->depths, trees * 8);

@@ -233,7 +233,7 @@ static void filter_work(void *argument, int thread, int64_t begin, int64_t end) 
 }
 
 static int filter(context *c, int64_t rows, int64_t size, float *scores, const float *limits) {
-    filter_job j = {c, size, scores, limits};
+    filter_job j = {.c = c, .size = size, .scores = scores, .limits = limits};
     if (reserve_ranks(c, size))
         return -1;
     pool_each(c->threads, rows, 1 + FILTERED_AT_ONCE / size, filter_work, &j);

@@ -32,5 +32,8 @@
 #include "edges.h"
 #include "block.h"
 
-const form FORM = {FORM_NAME, run_product_beside, read_rows, run_layer, attend, norm_as_given, run_pass, noise, filter,
-                   run_walks, run_drafting, run_block_drafting};
+const form FORM = {
+    .name = FORM_NAME, .product = run_product_beside, .rows = read_rows, .run_layer = run_layer, .attend = attend,
+    .norm = norm_as_given, .run_pass = run_pass, .noise = noise, .filter = filter, .run_walks = run_walks,
+    .run_drafting = run_drafting, .run_block_drafting = run_block_drafting,
+};

@@ -43,8 +43,11 @@ typedef struct {
 
 INLINE int64_t multiply_chunk(const chunks *job, int64_t begin, int64_t end) {
     int64_t last = begin + CHUNK < end ? begin + CHUNK : end;
-    product p = {job->weight, job->x, input_stride(job->weight), job->own, CHUNK * BLOCK,
-                 begin * BLOCK, job->residual, job->residual_stride, job->rows};
+    product p = {
+        .weight = job->weight, .x = job->x, .x_stride = input_stride(job->weight), .out = job->own,
+        .out_stride = CHUNK * BLOCK, .first_column = begin * BLOCK, .residual = job->residual,
+        .residual_stride = job->residual_stride, .rows = job->rows,
+    };
     multiply(&p, begin, last);
     if (job->adapted)
         add_adapters(job->c, job->adapted, job->adapter, job->own, CHUNK * BLOCK, begin * BLOCK, begin, last);
@@ -135,8 +138,10 @@ static void qkv_work(void *argument, int thread, int64_t begin, int64_t end) {
     (void)thread;
     const layer_job *j = argument;
     const matrix *m = &j->l->qkv;
-    product p = {m, j->c->buffers[INPUTS].memory, input_stride(m), j->c->buffers[QKV].memory,
-                 m->blocks * BLOCK, 0, NULL, 0, j->s->rows};
+    product p = {
+        .weight = m, .x = j->c->buffers[INPUTS].memory, .x_stride = input_stride(m), .out = j->c->buffers[QKV].memory,
+        .out_stride = m->blocks * BLOCK, .rows = j->s->rows,
+    };
     multiply(&p, begin, end);
     add_adapters(j->c, j->s, offsetof(layer_adapter, qkv), p.out, p.out_stride, 0, begin, end);
 }
@@ -158,8 +163,11 @@ static void mix_work(void *argument, int thread, int64_t begin, int64_t end) {
     float *own = j->c->own[thread].memory;
     for (int64_t item = begin; item < end; item++) {
         const int64_t *rows = first + item / l->kv_heads, head = item % l->kv_heads;
-        tile t = {j->s, rows[0], rows[1], l->heads, l->kv_heads, head, l->head_dim, (int)j->s->kv_kind,
-                  1.0f / sqrtf((float)l->head_dim), l->window, 0, l->slopes};
+        tile t = {
+            .s = j->s, .begin = rows[0], .end = rows[1], .heads = l->heads, .kv_heads = l->kv_heads, .kv_head = head,
+            .dim = l->head_dim, .kind = (int)j->s->kv_kind, .scale = 1.0f / sqrtf((float)l->head_dim),
+            .window = l->window, .slopes = l->slopes,
+        };
         float *queries = (float *)j->c->buffers[QKV].memory + t.begin * width + head * numbers;
         float *out = own + tile_floats(j->s, group, l->head_dim) - rows_together(group) * numbers;
         attend_tile(&t, queries, width, own, out);
@@ -174,8 +182,10 @@ static void output_work(void *argument, int thread, int64_t begin, int64_t end) 
     const layer_job *j = argument;
     const matrix *m = &j->l->output;
     const int64_t width = m->blocks * BLOCK;
-    product p = {m, j->c->buffers[MIXED].memory, input_stride(m), j->c->buffers[SUMS].memory, width, 0,
-                 j->c->buffers[STATES].memory, width, j->s->rows};
+    product p = {
+        .weight = m, .x = j->c->buffers[MIXED].memory, .x_stride = input_stride(m), .out = j->c->buffers[SUMS].memory,
+        .out_stride = width, .residual = j->c->buffers[STATES].memory, .residual_stride = width, .rows = j->s->rows,
+    };
     multiply(&p, begin, end);
     add_adapters(j->c, j->s, offsetof(layer_adapter, output), p.out, width, 0, begin, end);
 }
@@ -194,16 +204,21 @@ static void norms_work(void *argument, int thread, int64_t begin, int64_t end) {
 static void gate_work(void *argument, int thread, int64_t begin, int64_t end) {
     const layer_job *j = argument;
     context *c = j->c;
-    chunks job = {c, &j->l->gate_up, c->buffers[INPUTS].memory, NULL, j->s->rows, 0, c->own[thread].memory,
-                  j->s, offsetof(layer_adapter, gate_up)};
+    chunks job = {
+        .c = c, .weight = &j->l->gate_up, .x = c->buffers[INPUTS].memory, .rows = j->s->rows,
+        .own = c->own[thread].memory, .adapted = j->s, .adapter = offsetof(layer_adapter, gate_up),
+    };
     multiply_gated(&job, begin, end, &j->l->down, c->buffers[ACTIVATED].memory);
 }
 
 static void down_work(void *argument, int thread, int64_t begin, int64_t end) {
     const layer_job *j = argument;
     context *c = j->c;
-    chunks job = {c, &j->l->down, c->buffers[ACTIVATED].memory, c->buffers[SUMS].memory, j->s->rows,
-                  j->l->output.blocks * BLOCK, c->own[thread].memory, j->s, offsetof(layer_adapter, down)};
+    chunks job = {
+        .c = c, .weight = &j->l->down, .x = c->buffers[ACTIVATED].memory, .residual = c->buffers[SUMS].memory,
+        .rows = j->s->rows, .residual_stride = j->l->output.blocks * BLOCK, .own = c->own[thread].memory,
+        .adapted = j->s, .adapter = offsetof(layer_adapter, down),
+    };
     multiply_part(&job, begin, end, c->dtype, j->out, j->l->down.columns);
 }
 
@@ -222,7 +237,7 @@ static void finish_work(void *argument, int thread, int64_t begin, int64_t end) 
 
 /* Complete rows in a buffer that several jobs have each written a part of, `count` inputs together. */
 static void finish_rows(context *c, const matrix *weight, int buffer, int64_t rows, int64_t count) {
-    finish_job j = {weight, c->buffers[buffer].memory, count};
+    finish_job j = {.weight = weight, .rows = c->buffers[buffer].memory, .count = count};
     if (has_offsets(weight) || count < weight->depth)
         pool_each(c->threads, rows, ROWS_AT_ONCE, finish_work, &j);
 }
@@ -259,7 +274,7 @@ static int run_layer(context *c, const layer *l, const step *s, const void *x, c
     if (lacks)
         return -1;
     const int64_t tiles = cut_tiles(s, group, c->buffers[TILES].memory);
-    layer_job j = {c, l, s, x, residual, out};
+    layer_job j = {.c = c, .l = l, .s = s, .x = x, .residual = residual, .out = out};
     pool_each(c->threads, rows, ROWS_AT_ONCE, states_work, &j);
     run_low_beside(&j, &l->qkv, offsetof(layer_adapter, qkv), INPUTS);
     pool_each(c->threads, l->qkv.blocks, CHUNK, qkv_work, &j);
@@ -302,8 +317,10 @@ static void inputs_work(void *argument, int thread, int64_t begin, int64_t end) 
 
 static void product_work(void *argument, int thread, int64_t begin, int64_t end) {
     const product_job *j = argument;
-    chunks job = {j->c, j->weight, j->c->buffers[INPUTS].memory, NULL, j->rows, 0, j->c->own[thread].memory,
-                  j->adapted, offsetof(layer_adapter, qkv)};
+    chunks job = {
+        .c = j->c, .weight = j->weight, .x = j->c->buffers[INPUTS].memory, .rows = j->rows,
+        .own = j->c->own[thread].memory, .adapted = j->adapted, .adapter = offsetof(layer_adapter, qkv),
+    };
     multiply_part(&job, begin, end, j->kind, j->out, j->stride);
 }
 
@@ -322,7 +339,10 @@ static int do_product(context *c, const product_job *j) {
 }
 
 static int run_product_beside(context *c, const matrix *m, const step *s, int64_t rows, const void *x, void *out) {
-    product_job j = {c, m, rows, x, out, (int)c->dtype, m->columns, s};
+    product_job j = {
+        .c = c, .weight = m, .rows = rows, .x = x, .out = out, .kind = (int)c->dtype, .stride = m->columns,
+        .adapted = s,
+    };
     return do_product(c, &j);
 }
 
@@ -340,7 +360,9 @@ static int read_rows(context *c, const matrix *m, int64_t count, const int64_t *
 /* The product as floats, in rows of `stride`; `s` has the adapters of the rows, or is NULL. */
 static int run_product_into(context *c, const matrix *m, const step *s, int64_t rows, const void *x, float *out,
                             int64_t stride) {
-    product_job j = {c, m, rows, x, out, FLOAT32, stride, s};
+    product_job j = {
+        .c = c, .weight = m, .rows = rows, .x = x, .out = out, .kind = FLOAT32, .stride = stride, .adapted = s,
+    };
     return do_product(c, &j);
 }
 
@@ -362,8 +384,11 @@ static void attend_work(void *argument, int thread, int64_t begin, int64_t end) 
     float *own = j->c->own[thread].memory, *queries = own + tile_floats(j->s, group, j->head_dim);
     for (int64_t item = begin; item < end; item++) {
         const int64_t *rows = first + item / j->kv_heads, head = item % j->kv_heads;
-        tile t = {j->s, rows[0], rows[1], j->heads, j->kv_heads, head, j->head_dim, (int)j->s->kv_kind,
-                  (float)j->scale, j->window, 0, j->slopes};
+        tile t = {
+            .s = j->s, .begin = rows[0], .end = rows[1], .heads = j->heads, .kv_heads = j->kv_heads, .kv_head = head,
+            .dim = j->head_dim, .kind = (int)j->s->kv_kind, .scale = (float)j->scale, .window = j->window,
+            .slopes = j->slopes,
+        };
         float *out = queries - rows_together(group) * numbers;
         for (int64_t row = t.begin; row < t.end; row++)
             to_floats(queries + (row - t.begin) * numbers,
@@ -381,7 +406,10 @@ static int attend(context *c, int64_t heads, int64_t kv_heads, int64_t head_dim,
     if (reserve_own(c, tile_floats(s, group, head_dim) + rows_together(group) * group * head_dim) ||
         !reserve(&c->buffers[TILES], (s->rows + 1) * sizeof(int64_t)))
         return -1;
-    attend_job j = {c, heads, kv_heads, head_dim, window, slopes, scale, s, query, out};
+    attend_job j = {
+        .c = c, .heads = heads, .kv_heads = kv_heads, .head_dim = head_dim, .window = window, .slopes = slopes,
+        .scale = scale, .s = s, .query = query, .out = out,
+    };
     pool_each(c->threads, cut_tiles(s, group, c->buffers[TILES].memory) * kv_heads, 1, attend_work, &j);
     return 0;
 }

@@ -86,7 +86,7 @@ static void noise_work(void *argument, int thread, int64_t begin, int64_t end) {
 /* Write standard Gumbel noise of each key, `size` numbers. */
 static int noise(context *c, int64_t count, int64_t size, const noise_key *keys, int64_t stream, int64_t lane,
                  float *const *out) {
-    noise_job j = {size, stream, lane, keys, out};
+    noise_job j = {.size = size, .stream = stream, .lane = lane, .keys = keys, .out = out};
     pool_each(c->threads, count, 1 + NOISE_AT_ONCE / size, noise_work, &j);
     return 0;
 }

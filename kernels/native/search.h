@@ -279,7 +279,10 @@ static int run_search(context *c, const draft_head *h, search *q, frontier *f) {
     q->starts[0] = 0;
     for (int64_t level = 0;; level++) {
         const int64_t nodes = level ? d->width : 1, start = q->starts[level];
-        level_job job = {c, h, q, level, nodes, d->width, scores, stride, q->values + start, q->tokens + start};
+        level_job job = {
+            .c = c, .head = h, .q = q, .level = level, .nodes = nodes, .width = d->width, .scores = scores,
+            .stride = stride, .values = q->values + start, .tokens = q->tokens + start,
+        };
         q->starts[level + 1] = start + trees * nodes * d->width;
         if (run_readout(c, h, trees * nodes, f->states, scores, stride))
             return -1;
@@ -294,9 +297,12 @@ static int run_search(context *c, const draft_head *h, search *q, frontier *f) {
             return 0;
         for (int64_t row = 0; row < trees; row++)
             place_frontier(&job, row, f);
-        step s = {most, q->words, d->table_blocks, d->block_size, d->first, d->kv_kind, d->slot_bytes, f->slots,
-                  f->request, d->tables, f->visible, (const int64_t *)f->bits, d->ends, f->lengths, f->cos, f->sin,
-                  NULL, NULL};
+        step s = {
+            .rows = most, .words = q->words, .table_blocks = d->table_blocks, .block_size = d->block_size,
+            .first = d->first, .kv_kind = d->kv_kind, .slot_bytes = d->slot_bytes, .slots = f->slots,
+            .request = f->request, .tables = d->tables, .visible = f->visible, .ancestors = (const int64_t *)f->bits,
+            .tree_starts = d->ends, .lengths = f->lengths, .cos = f->cos, .sin = f->sin,
+        };
         if (adapt_rows(c, d, trees, d->width, &s) ||
             run_head(c, h, &s, d->kv, d->kv_bytes, f->tokens, f->features, f->states))
             return -1;

@@ -209,9 +209,13 @@ static void walk_work(void *argument, int thread, int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row++) {
         const int64_t start = j->starts[row];
         int64_t *path = w->paths + start, *next = w->next_tokens + row;
-        walking r = {w, w->keys + row, (const char *)w->scores + (start + row) * w->size * size_of(w->kind),
-                     w->draft_probs ? w->draft_probs[row] : NULL, w->tokens + start, w->parents + start, w->nodes[row],
-                     {own, 0}, {own + w->size, 0}, own + 2 * w->size};
+        walking r = {
+            .w = w, .key = w->keys + row,
+            .scores = (const char *)w->scores + (start + row) * w->size * size_of(w->kind),
+            .draft_probs = w->draft_probs ? w->draft_probs[row] : NULL, .tokens = w->tokens + start,
+            .parents = w->parents + start, .nodes = w->nodes[row], .p = {own, 0}, .q = {own + w->size, 0},
+            .spare = own + 2 * w->size,
+        };
         const float *const *noise = w->noise ? w->noise + row * w->levels : NULL;
         w->lengths[row] = w->rule == COUPLED || !w->sampled[row] ? walk_greedily(&r, noise, path, next)
                                                                  : walk_tree(&r, path, next);
@@ -228,7 +232,7 @@ static int run_walks(context *c, const walks *w) {
     }
     if (reserve_own(c, w->rule == COUPLED ? 0 : 2 * 3 * w->size))
         return -1;
-    walk_job j = {c, w, starts};
+    walk_job j = {.c = c, .w = w, .starts = starts};
     const int64_t together = w->rule == COUPLED ? SCORES_AT_ONCE : WALKED_AT_ONCE;
     pool_each(c->threads, w->rows, 1 + together / w->size, walk_work, &j);
     return 0;
