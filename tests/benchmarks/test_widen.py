@@ -16,6 +16,7 @@ from specdec.config import DEMO
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.heads.eagle3 import default_taps
 from specdec.kernels.types.draft_trees import DraftTrees
+from tests.profiles import by_day
 
 # The real hidden size, on which exactness depends; the others are smaller for the sake of time.
 SIZES = Sizes(inner=768, heads=8, kv_heads=4, num_layers=11, layers=(0, 1, 2, 3, 4, 6, 7, 8, 9, 10))
@@ -46,7 +47,7 @@ def test_logits_in_float32_are_the_demos(wide: Path) -> None:
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("head", ["eagle3", "eagle", "dspark"])
+@pytest.mark.parametrize("head", by_day(["eagle3", "eagle", "dspark"], 1))
 def test_tokens_and_draft_trees_are_the_demos(wide: Path, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"shape": DraftShape(4, 4, 12), "kv_cache_memory": 64 << 20}
     runs = []

@@ -17,6 +17,7 @@ import torch
 from specdec import LLM, SamplingParams
 from specdec.core.device import resolve_dtype
 from specdec.kernels.reference.projection import is_bfloat16_fast, onednn_multiplies
+from tests.profiles import by_day
 from tests.specdec.tiny_checkpoints import Tiny
 
 CPU = torch.device("cpu")
@@ -40,7 +41,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("capability", OLDER)
+@pytest.mark.parametrize("capability", by_day(OLDER, 1))
 def test_older_processors(capability: str) -> None:
     asked = {"ATEN_CPU_CAPABILITY": capability.lower(), "ONEDNN_MAX_CPU_ISA": PROCESSORS[capability]}
     # The addopts of pyproject.toml may ask for workers.

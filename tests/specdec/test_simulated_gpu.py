@@ -22,6 +22,7 @@ from specdec.scheduling.step_cost import PreemptionCost
 from tests.baichuan import save_baichuan
 from tests.fakes import save_random_block, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.lora_adapters import save_adapter, save_draft_adapter
+from tests.profiles import by_day
 from tests.simulated_gpu import GPU, SimulatedGPU, SimulatedTensor, simulated_gpu
 
 SHAPE = DraftShape(3, 2, 6)
@@ -94,42 +95,37 @@ def run(
     return [[list(one.token_ids) for one in group.output().outputs] for group in groups]
 
 
-@pytest.mark.parametrize(
-    ("head", "settings", "asked"),
-    [
-        (
-            "head",
-            {"kv_cache_memory": None, "max_num_batched_tokens": 32},
-            [{"temperature": 0.7, "top_p": 0.9}, {"temperature": 1.0}],
-        ),
-        (
-            "head3",
-            {"draft_window_size": 6},
-            [{"temperature": 0.7, "top_k": 9, "min_p": 0.1}, {"temperature": 1.0, "n": 2}],
-        ),
-        ("small", {}, [{}, {"temperature": 0.7}]),
-        ("dspark", {"verify": "rejection", "draft_window_size": 8}, [{}, {"temperature": 0.8, "top_p": 0.8}]),
-        ("head", {"shape": DraftShape(2, 2, 4)}, [PENALISED, LIMITED]),
-        ("head3", {"verify": "rejection"}, [{}, {"temperature": 0.8, "top_p": 0.8}]),
-        ("dflash2", {"verify": "rejection"}, [{"temperature": 1.0}, {"temperature": 0.8}]),
-        ("domino", SWAPPING, [{"max_tokens": 12}, {"temperature": 1.0, "n": 2, "max_tokens": 12}]),
-        ("head", {"kv_cache_dtype": "int8"}, [{}, {"temperature": 1.0, "n": 2}]),
-    ],
-    ids=[
-        "eagle",
-        "eagle3, in a window",
-        "small model",
-        "dspark in a window, rejection",
-        "edited",
-        "rejection",
-        "dflash2, rejection",
-        "domino, swapping",
-        "keys and values in 8 bits",
-    ],
-)
+# Head, settings, parameters of the two requests.
+CASES: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
+    "eagle3, in a window": (
+        "head3",
+        {"draft_window_size": 6},
+        [{"temperature": 0.7, "top_k": 9, "min_p": 0.1}, {"temperature": 1.0, "n": 2}],
+    ),
+    "dspark in a window, rejection": (
+        "dspark",
+        {"verify": "rejection", "draft_window_size": 8},
+        [{}, {"temperature": 0.8, "top_p": 0.8}],
+    ),
+    "edited": ("head", {"shape": DraftShape(2, 2, 4)}, [PENALISED, LIMITED]),
+    "domino, swapping": ("domino", SWAPPING, [{"max_tokens": 12}, {"temperature": 1.0, "n": 2, "max_tokens": 12}]),
+    "keys and values in 8 bits": ("head", {"kv_cache_dtype": "int8"}, [{}, {"temperature": 1.0, "n": 2}]),
+    "eagle": (
+        "head",
+        {"kv_cache_memory": None, "max_num_batched_tokens": 32},
+        [{"temperature": 0.7, "top_p": 0.9}, {"temperature": 1.0}],
+    ),
+    "small model": ("small", {}, [{}, {"temperature": 0.7}]),
+    "rejection": ("head3", {"verify": "rejection"}, [{}, {"temperature": 0.8, "top_p": 0.8}]),
+    "dflash2, rejection": ("dflash2", {"verify": "rejection"}, [{"temperature": 1.0}, {"temperature": 0.8}]),
+}
+
+
+@pytest.mark.parametrize("name", by_day(list(CASES), 5))
 def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, head: str, settings: dict[str, Any], asked: list[dict[str, Any]]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    head, settings, asked = CASES[name]
     params = [
         SamplingParams(**{"temperature": 0.0, "seed": i, "max_tokens": 4, "ignore_eos": True, **own})
         for i, own in enumerate(asked)

