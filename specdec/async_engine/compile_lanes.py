@@ -32,6 +32,9 @@ MEMORY = 1 << 30
 # Most characters of a compiled grammar that other ranks read, within a step.
 MOST_TEXT = 32 << 20
 
+# Seconds that the system takes to end a process whose files are closed, at most.
+_ENDING = 5.0
+
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -161,26 +164,25 @@ class CompileLanes:
             compilation.future.set_exception(error)
 
     def _tried(self, compilation: Compilation[Any], timeout: float) -> GrammarSource | None:
-        try:
-            with self._connection() as connection:
-                return compilation.tried(connection, timeout)
-        except (EOFError, OSError):
-            logger.warning("the compile process of structured outputs has ended; it is started again")
-        try:
-            with self._connection() as connection:
-                return compilation.tried(connection, timeout)
-        except (EOFError, OSError):
-            raise RuntimeError("the compile process of structured outputs does not start") from None
+        for _ in range(2):
+            process = self._running()
+            try:
+                with send_end(process.control) as connection:
+                    return compilation.tried(connection, timeout)
+            except (EOFError, OSError):
+                logger.warning("the compile process of structured outputs has ended; it is started again")
+                process.wait()
+        raise RuntimeError("the compile process of structured outputs does not start")
 
-    def _connection(self) -> Connection:
-        """Return a connection to a new process for one form."""
+    def _running(self) -> "_CompileProcess":
+        """Return the compile process, a new one if it has ended."""
         with self._lock:
             if self._process is None or not self._process.is_running:
                 seconds = 1 + math.ceil(self._timeout)
                 tokens = self._compiler.tokens.serialize_json()
                 most_text = MOST_TEXT if self._compiler.is_shared else None
                 self._process = _CompileProcess(CompileSetup(tokens, MEMORY, seconds, most_text))
-            return send_end(self._process.control)
+            return self._process
 
     def close(self) -> None:
         """End all compilations."""
@@ -216,6 +218,11 @@ class _CompileProcess:
     @property
     def is_running(self) -> bool:
         return self._popen.poll() is None
+
+    def wait(self) -> None:
+        """Wait until a process that ends has ended: its files are closed a moment before."""
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(_ENDING)
 
     def close(self) -> None:
         """End the process, and those of running compilations with it."""

@@ -191,6 +191,20 @@ def test_a_process_that_is_killed_is_replaced(peer: Peer, which: str) -> None:
     assert peer.ended(2)[2][-1].finish_reason is not None
 
 
+def test_a_process_that_is_ending_is_replaced(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are closed before it can be seen to have ended."""
+    peer.send(add(1, [3, 4], structured(StructuredOutputsParams(choice=["before it ends"]))))
+    peer.ended(1)
+    assert peer.loop._lanes is not None
+    assert peer.loop._lanes._process is not None
+    popen = peer.loop._lanes._process._popen
+    # Until somebody waits for it.
+    monkeypatch.setattr(popen, "poll", lambda: popen.returncode)
+    os.kill(popen.pid, signal.SIGKILL)
+    peer.send(add(2, [3, 4], structured(StructuredOutputsParams(choice=["after it has ended"]))))
+    assert peer.ended(2)[2][-1].finish_reason is not None
+
+
 def test_more_forms_than_lanes_wait(peer: Peer) -> None:
     """Those behind are compiled once others are aborted."""
     peer.send(*(add(number, [3, 4], structured(ENDLESS)) for number in range(1, 7)))
