@@ -35,7 +35,7 @@ from benchmarks.report import write
 MIB = 1 << 10
 # Small requests of each kind before an attack, and seconds without an answer after which a client gives up.
 QUIET, PATIENCE = 20, 120
-# Seats of the server, and tokens of a conversation of which so many fill the cache.
+# Seats of the server, and tokens of each conversation: those in all seats together fill the cache.
 SEATS, TOKENS = 64, 200
 # Addresses of the two clients, all of which are this machine.
 SMALL, HOSTILE = "127.0.0.1", "127.0.0.2"

@@ -170,7 +170,7 @@ class CompileLanes:
                 with send_end(process.control) as connection:
                     return compilation.tried(connection, timeout)
             except (EOFError, OSError):
-                logger.warning("the compile process of structured outputs has ended; it is started again")
+                logger.warning("the compile process of structured outputs has ended")
                 process.wait()
         raise RuntimeError("the compile process of structured outputs does not start")
 
@@ -220,7 +220,7 @@ class _CompileProcess:
         return self._popen.poll() is None
 
     def wait(self) -> None:
-        """Wait until a process that ends has ended: its files are closed a moment before."""
+        """Wait until a process whose files are closed can be seen to have ended."""
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(_ENDING)
 

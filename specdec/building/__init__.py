@@ -1,1 +1,1 @@
-"""How an engine is built: settings, checks, loaded weights, memory of the cache, and ranks."""
+"""Builds an engine: settings, checks, weights, the size of the cache, and ranks."""

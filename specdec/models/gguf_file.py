@@ -130,7 +130,7 @@ class GgufFile:
 
     @cached_property
     def vocabulary(self) -> GgufVocabulary:
-        """Its tokens.
+        """The tokens of the file, and how texts become them.
 
         Raises:
             CheckpointError: see `GgufVocabulary.read`.

@@ -1,4 +1,4 @@
-"""What executes the expressions of programs: an engine or an endpoint, on an event loop of its own."""
+"""Executes the expressions of programs by an engine or an endpoint, on an event loop of its own."""
 
 import asyncio
 import threading

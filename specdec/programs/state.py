@@ -1,4 +1,4 @@
-"""The state of a running program: what it appends, the variables that this gives, and its branches."""
+"""The state of a running program: appended text, variables, and branches."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future

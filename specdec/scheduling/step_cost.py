@@ -57,8 +57,8 @@ KEPT_OF_SHARE = 16
 # Plain steps are not measured for this many seconds after a step with trees: a small model's weights are then not yet
 # back in the processor's caches, and a step takes up to half as long again.
 WARM_SECONDS = 0.002
-# In a long run of plain steps, or of steps with trees, the costs are corrected by one step in so many: that takes 2 to
-# 10 % of a small model's step. Not by every second or fourth, since patterns of that length would be missed.
+# In a run of more than LONG_RUN plain steps, or steps with trees, one step in MEASURED_EVERY corrects the costs: a
+# correction takes 2 to 10 % of a small model's step. Not one in two or four: patterns of that length would be missed.
 LONG_RUN, MEASURED_EVERY = 32, 5
 # Lower bound of a ratio: noise in the part it is separated from can make a part seem to take no time.
 LEAST = 0.01

@@ -87,7 +87,7 @@ class EventStream(Response):
                 raise
             note_outcome(scope, error)
             if isinstance(error, ClientGoneError):
-                # Nobody would read more.
+                # The client is gone: nothing more is sent.
                 return
             await send({"type": "http.response.body", "body": self._error_event(error), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
