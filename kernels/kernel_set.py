@@ -84,7 +84,6 @@ class KernelSet:
         head_dims: the only ones that attention takes; None for any.
         max_nodes: nodes of a tree, or levels times branching while drafting; None for any number.
         max_group: query heads per KV head; None for any number.
-        quantized: returns a set that holds weights in another quantization; None where they are kept as loaded.
         rounded_group: inputs of a row that share a scale where plain weights are rounded; None where they are not.
         noise: source of sampled rows' noise; None where the operations make it themselves.
     """
@@ -116,7 +115,6 @@ class KernelSet:
     head_dims: tuple[int, ...] | None = None
     max_nodes: int | None = None
     max_group: int | None = None
-    quantized: Callable[["KernelSet", Quantization], "KernelSet"] | None = None
     rounded_group: int | None = None
     noise: NoiseSource | None = None
 
@@ -201,13 +199,15 @@ def native_kernels(noise: NoiseSource, library: Library, quantization: Quantizat
     """
     noise = noise.made_by(library.noise)
     operations, walks = NativeOperations(library), NativeWalks(library, noise)
-    kernels = replace(
+    return replace(
         torch_kernels(noise),
         name="native",
+        projection=partial(NativeProjection, library, quantization=quantization),
+        fused_layer=partial(NativeLayer, library, quantization=quantization),
+        rounded_group=GROUP if quantization == "q8" else None,
         fused_target=partial(NativeTarget, library),
         fused_adapters=partial(NativeAdapters, library),
         torch_threads=1,
-        quantized=partial(_quantized, library),
         fused_drafting=partial(NativeDrafting, library, noise),
         fused_block=partial(NativeBlockDrafting, library, noise),
         rms_norm=operations.rms_norm,
@@ -216,16 +216,6 @@ def native_kernels(noise: NoiseSource, library: Library, quantization: Quantizat
         move_kv=operations.move_kv,
         coupled_walk=walks.coupled_walk,
         rejection_walk=walks.rejection_walk,
-    )
-    return _quantized(library, kernels, quantization)
-
-
-def _quantized(library: Library, kernels: KernelSet, quantization: Quantization) -> KernelSet:
-    return replace(
-        kernels,
-        projection=partial(NativeProjection, library, quantization=quantization),
-        fused_layer=partial(NativeLayer, library, quantization=quantization),
-        rounded_group=GROUP if quantization == "q8" else None,
     )
 
 

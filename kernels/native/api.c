@@ -49,17 +49,15 @@ void specdec_close(context *c) {
     free(c);
 }
 
-/* Version of this interface, its number of structs, and their sizes, in the order of `STRUCTURES` of library.py. Python
-   compares them before it makes any other call. The version grows when anything else that both sides must know changes:
-   numbers of an enum, a call's arguments, or what a field means. */
+/* Version of this interface, the sizes of its structs in the order of `STRUCTURES` of library.py, and 0. Python compares
+   them before it makes any other call. The version grows when anything else that both sides must know changes: numbers
+   of an enum, a call's arguments, or what a field means. */
 const int64_t *specdec_interface(void) {
-    static const int64_t sizes[] = {
-        sizeof(matrix), sizeof(layer), sizeof(lora_part), sizeof(lora), sizeof(layer_adapter), sizeof(step),
-        sizeof(draft_head), sizeof(block_head), sizeof(target), sizeof(pass), sizeof(drafting), sizeof(walks),
+    enum { VERSION = 2 };
+    static const int64_t found[] = {
+        VERSION, sizeof(matrix), sizeof(layer), sizeof(lora_part), sizeof(lora), sizeof(layer_adapter), sizeof(step),
+        sizeof(draft_head), sizeof(block_head), sizeof(target), sizeof(pass), sizeof(drafting), sizeof(walks), 0,
     };
-    enum { VERSION = 2, COUNT = sizeof sizes / sizeof *sizes };
-    static int64_t found[2 + COUNT] = {VERSION, COUNT};
-    memcpy(found + 2, sizes, sizeof sizes);
     return found;
 }
 

@@ -153,7 +153,7 @@ class WalkFields(Structure):
     ]
 
 
-# As `specdec_interface` of api.c counts them.
+# As `specdec_interface` of api.c has them.
 VERSION = 2
 STRUCTURES = (
     MatrixFields, LayerFields, LoRAPartFields, LoRAFields, AdapterFields, StepFields, HeadFields, BlockFields,
@@ -230,13 +230,12 @@ def _opened(file: Path) -> ctypes.CDLL:
         ValueError: it was built from other sources than these, so that a call might read memory that is not its own.
     """
     library = ctypes.CDLL(str(file))
-    own = [VERSION, len(STRUCTURES), *map(ctypes.sizeof, STRUCTURES)]
     interface = getattr(library, "specdec_interface", None)
     if interface is not None:
         interface.restype = POINTER(c_int64)
-        found = interface()
-        # The count of the structures is the second number.
-        if found[: min(2 + found[1], len(own))] == own:
+        found, own = interface(), [VERSION, *map(ctypes.sizeof, STRUCTURES), 0]
+        # Not beyond the first that differs: none lies behind the 0.
+        if all(found[place] == number for place, number in enumerate(own)):
             return library
     raise ValueError(
         f"{file} was built from other sources; build it anew: python setup.py build_ext --inplace, or pip install -e ."
