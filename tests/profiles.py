@@ -31,5 +31,5 @@ def num_cases(count: int) -> int:
 
 
 def by_day(cases: Sequence[T], few: int) -> Sequence[T]:
-    """Return the first cases by day, all of them by night: those behind them find little that the first do not."""
+    """Return all cases by night and the first `few` by day; list those first that cover the most."""
     return cases if IS_NIGHTLY else cases[:few]

@@ -1,4 +1,4 @@
-"""Rounding to float32 inside float64 models, which chance decides where a number lies half way between two."""
+"""Rounding to float32 in float64 models: errors of 1e-16 decide it for numbers half way between two of float32."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,10 +9,10 @@ from transformers import PreTrainedModel
 
 
 def to_float32(x: Tensor) -> Tensor:
-    """Round to float32; what lies half way but for errors of 1e-16 is rounded as if it lay there.
+    """Round to float32, float64 by way of 46 bits, as the engine's norms do.
 
-    float64 is first rounded to 46 bits. So the order of a sum, in which the engine and a test's own model differ, does
-    not decide.
+    The engine and a test's own model add in different orders, so their sums differ by 1e-16. Such an error must not
+    decide which way a number half way between two of float32 is rounded.
     """
     if x.dtype != torch.float64:
         return x.float()

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime import interpreter
 
+from tests.profiles import IS_NIGHTLY
 from tests.simulated_graphs import Capture, Launch, SimulatedGraph, tensors_of
 from tests.simulated_memory import Memory, Pool, Workspace, is_product
 from tests.simulated_pinned import SimulatedPinned
@@ -28,6 +29,7 @@ from tests.simulated_streams import SimulatedEvent, SimulatedStream, Streams
 # Not the first device, so that code that forgets to name the device is found.
 GPU = torch.device("cuda", 1)
 NUM_GPUS = 2
+BUCKETS = ((2, 1), (8, 4), (32, 12)) if IS_NIGHTLY else ((1, 1), (8, 4), (16, 8))
 CPU = torch.device("cpu")
 # Operations that give the host numbers, or need numbers to know a shape.
 READERS = {
@@ -367,9 +369,9 @@ def simulated_gpu(patch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
     }
     for name, function in replaced.items():
         patch.setattr(torch.cuda, name, function)
-    # The interpreter takes long for what a GPU does at once: few graphs, captured at the first run.
+    # The interpreter takes long for what a GPU does at once: few graphs, captured at the first run; more by night.
     patch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
-    patch.setattr("specdec.execution.step_graphs.TOKEN_BUCKETS", ((1, 1), (8, 4), (16, 8)))
+    patch.setattr("specdec.execution.step_graphs.TOKEN_BUCKETS", BUCKETS)
     with gpu:
         yield gpu
 

@@ -230,7 +230,8 @@ class BlockDrafter(TreeDrafter[Paths]):
     ) -> Tensor:
         tokens = _spread(state.lattice.tokens[:, level - 1], state.scores).flatten(0, 1)
         scores = torch.log_softmax(state.scores, -1).flatten(0, 1)
-        return Candidates(scores, self.llama.vocab_size, tokens).full()
+        full = scores.new_full((len(scores), self.llama.vocab_size), float("-inf"))
+        return full.scatter_(1, tokens, scores)
 
     def _expand(self, levels: DraftLevels, frontier: Frontier, state: Paths, level: int) -> Paths:  # noqa: ARG002
         size = state.states.shape[-1]

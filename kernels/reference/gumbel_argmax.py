@@ -17,11 +17,11 @@ def perturbed(scores: Tensor, noise: NoiseColumns, stream: int, lane: int, token
     """Return scores plus noise, a new tensor `[rows, n]`: float32, float64 for float64 scores.
 
     Args:
-        tokens: `[rows, n]`, which tokens are scored; None for all.
+        tokens: `[n]`, which tokens are scored; None for all.
     """
     size = scores.shape[1] if tokens is None else int(tokens.max()) + 1
     addends = gumbel_noise(*noise[:3], size, stream, lane)
     if tokens is not None:
-        addends = addends.gather(1, tokens)
+        addends = addends[:, tokens]
     exact = torch.float64 if scores.dtype == torch.float64 else torch.float32
     return scores.to(exact) + addends.masked_fill_(~noise.sampled[:, None], 0)

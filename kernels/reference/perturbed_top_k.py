@@ -13,10 +13,10 @@ def perturbed_top_k(
     """See `specdec.kernels.triton.perturbed_top_k`."""
     if tokens is not None:
         # In order, so that of equal scores the lowest token comes first.
-        tokens, order = tokens.expand(scores.shape).sort(dim=-1)
-        scores = scores.gather(1, order)
+        tokens, order = tokens.sort()
+        scores = scores[:, order]
     values = perturbed(scores, noise, stream, lane, tokens)
     values = values.masked_fill(values.isnan(), float("-inf"))
     best_values, best = values.sort(dim=-1, descending=True, stable=True)
-    found = best[:, :k] if tokens is None else tokens.gather(1, best[:, :k])
+    found = best[:, :k] if tokens is None else tokens[best[:, :k]]
     return TopK(found, best_values[:, :k], torch.logsumexp(values, -1))

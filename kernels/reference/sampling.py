@@ -30,11 +30,9 @@ class HostSampling:
         for row, key in enumerate(noise.keys):
             if key is not None:
                 own = self.noise.at(key, vocab_size, stream, lane)
-                scores[row] += own if tokens is None else own[tokens if tokens.ndim == 1 else tokens[row]]
+                scores[row] += own if tokens is None else own[tokens]
         values, best = scores.topk(k)
-        if tokens is not None:
-            best = tokens.expand(scores.shape).gather(1, best)
-        return TopK(best, values, scores.logsumexp(-1))
+        return TopK(best if tokens is None else tokens[best], values, scores.logsumexp(-1))
 
 
 def argmax(scores: Tensor) -> Tensor:

@@ -30,8 +30,8 @@ def perturbed_top_k(
             row in one piece.
         noise: of each row.
         k: from 1 to `MAX_K` and n.
-        tokens: int64 `[n]` or `[rows, n]`, which tokens v are scored, from 0 to 2**32 - 2, distinct and in any order,
-            each row in one piece; None for 0 .. n - 1.
+        tokens: int64 `[n]`, which tokens v are scored, from 0 to 2**32 - 2, distinct and in any order, in one piece;
+            None for 0 .. n - 1.
         stream: a `Stream`, what the noise is for.
         lane: distinguishes independent vectors of one position and stream.
 
@@ -42,9 +42,10 @@ def perturbed_top_k(
     rows, columns = scores.shape
     if not 1 <= k <= min(MAX_K, columns):
         raise ValueError(f"k is {k}; it must be from 1 to {min(MAX_K, columns)}")
-    own_stride, size = 0, BLOCK_SIZE
+    size = BLOCK_SIZE
     if tokens is not None:
-        own_stride, size = _own_stride(tokens, scores), min(OWN_BLOCK_SIZE, triton.next_power_of_2(columns))
+        _check_tokens(tokens, columns)
+        size = min(OWN_BLOCK_SIZE, triton.next_power_of_2(columns))
     device = scores.device
     found = TopK(
         torch.empty(rows, k, dtype=torch.int64, device=device),
@@ -56,8 +57,8 @@ def perturbed_top_k(
         best = torch.empty(rows, parts, k, dtype=torch.int64, device=device)
         sums = torch.empty(rows, parts, device=device)
         top_k_of_part_kernel[(rows, parts)](
-            scores, tokens, *noise, best, sums, scores.stride(0), own_stride, k, stream, lane, COLUMNS=columns,
-            BLOCK=size, num_warps=4,
+            scores, tokens, *noise, best, sums, scores.stride(0), k, stream, lane, COLUMNS=columns, BLOCK=size,
+            num_warps=4,
         )  # fmt: skip
         block = triton.next_power_of_2(parts * k)
         top_k_of_parts_kernel[(rows,)](
@@ -67,24 +68,18 @@ def perturbed_top_k(
     return found
 
 
-def _own_stride(tokens: Tensor, scores: Tensor) -> int:
-    """Return the stride from one row's tokens to the next one's, 0 where all rows have the same.
-
-    Raises:
-        ValueError: they do not fit the scores.
-    """
-    if tokens.shape not in (scores.shape, scores.shape[1:]) or tokens.dtype != torch.int64 or tokens.stride(-1) != 1:
+def _check_tokens(tokens: Tensor, columns: int) -> None:
+    if tokens.shape != (columns,) or tokens.dtype != torch.int64 or not tokens.is_contiguous():
         raise ValueError(
-            f"tokens {tuple(tokens.shape)} {tokens.dtype}, strides {tokens.stride()}: not int64, one for each of the "
-            f"scores {tuple(scores.shape)} or of their columns"
+            f"tokens {tuple(tokens.shape)} {tokens.dtype}, strides {tokens.stride()}: not {columns} of int64 in one "
+            "piece, one for each column of the scores"
         )
-    return tokens.stride(0) if tokens.ndim == 2 else 0
 
 
 @triton.jit(do_not_specialize=["k", "stream", "lane"])
 def top_k_of_part_kernel(
     p_scores,  # [rows, COLUMNS]
-    p_tokens,  # [rows, COLUMNS], which tokens they stand for; None for every one in order
+    p_tokens,  # [COLUMNS], which tokens they stand for; None for every one in order
     p_seeds,  # [rows]
     p_sample_indices,  # [rows]
     p_positions,  # [rows]
@@ -92,7 +87,6 @@ def top_k_of_part_kernel(
     p_best,  # [rows, parts, k]: keys
     p_sums,  # [rows, parts]
     stride,  # run-time: scores may be columns of a wider tensor
-    token_stride,  # run-time: 0 where all rows have the same
     k,  # run-time: a loop's end, which every tree shape sets anew
     stream,  # run-time: one word of the counter
     lane,  # run-time: another
@@ -106,10 +100,7 @@ def top_k_of_part_kernel(
     m_column = o_column < COLUMNS
     b_scores = tl.load(p_scores + i_row * stride + o_column, mask=m_column, other=-INFINITY).to(tl.float32)
     # What lies beyond the columns is -inf and has the highest ids, and so comes last.
-    if p_tokens is None:
-        o_token = o_column
-    else:
-        o_token = tl.load(p_tokens + i_row * token_stride + o_column, mask=m_column, other=LOW_HALF)
+    o_token = o_column if p_tokens is None else tl.load(p_tokens + o_column, mask=m_column, other=LOW_HALF)
     # One answer for the whole program: a greedy row computes no noise.
     if tl.load(p_sampled + i_row):
         seed = tl.load(p_seeds + i_row)

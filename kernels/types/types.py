@@ -124,8 +124,8 @@ class Candidates(NamedTuple):
     Attributes:
         scores: `[rows, n]`.
         vocab_size: number of all tokens.
-        tokens: int64 `[n]` or `[rows, n]`, which tokens are scored, distinct; None for all of them in order. The
-            others are impossible, so probabilities are normalised over these.
+        tokens: int64 `[n]`, which tokens are scored, distinct; None for all of them in order. The others are
+            impossible, so probabilities are normalised over these.
     """
 
     scores: Tensor

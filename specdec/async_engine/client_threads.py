@@ -44,7 +44,7 @@ class ClientThreads:
             future.set_result(work())
         except BaseException as error:
             future.set_exception(error)
-            # The error leads by its traceback to this frame, which is not to lead back to it.
+            # It holds the error, whose traceback holds this frame: a cycle, if the frame held the future.
             del future
 
     def close(self) -> None:

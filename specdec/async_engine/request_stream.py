@@ -97,7 +97,7 @@ class RequestStream:
         self._choices: list[ChoiceScore] | None = None
         self._metrics: RequestMetrics | None = None
         self._news = asyncio.Event()
-        # Until it is raised: its traceback leads to frames that hold this stream.
+        # None once it is raised: its traceback holds frames that hold this stream.
         self._error: Exception | None = None
         self._has_failed = False
 

@@ -38,7 +38,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T], limit:
         for each in (task, gone):
             each.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
-        # An error that a task holds leads by its traceback to this frame, which is not to lead back to it.
+        # A task holds its error, whose traceback holds this frame: a cycle, if the frame held the task.
         del task, gone, each
 
 

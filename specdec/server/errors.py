@@ -95,7 +95,7 @@ def bad_request(error: Exception, fields: Collection[str] = (), names: Mapping[s
 def note_outcome(scope: Scope, error: HTTPException | ClientGoneError) -> None:
     """Keep how a request ended, for the log; see `outcome`.
 
-    The error itself is not kept: its traceback leads to frames that hold the request.
+    The error itself is not kept: its traceback holds frames that hold the request, a cycle.
     """
     if isinstance(error, HTTPException):
         scope["state"]["outcome"] = error.status_code, error_reply(error).error.message

@@ -225,9 +225,8 @@ def _sampling(vocab: int) -> None:
         gumbel_argmax(scores, _noise(16))
         for k in (8, MAX_K):
             perturbed_top_k(scores, _noise(16), k, None, 1, 0)
-        # Of a trimmed vocabulary, and of each row's own candidates.
+        # Of a trimmed vocabulary.
         perturbed_top_k(scores[:, :4096].contiguous(), _noise(16), 8, torch.arange(4096), 1, 0)
-        perturbed_top_k(scores[:, :256].contiguous(), _noise(16), 8, torch.empty(16, 256, dtype=torch.int64), 1, 0)
         for nodes, depth in ((64, 8), (128, 8)):
             _walks(vocab, dtype, nodes, depth)
 
