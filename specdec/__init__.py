@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from specdec.async_engine.async_llm import AsyncLLM
     from specdec.async_engine.errors import EngineDeadError
     from specdec.core.engine_stats import EngineStats
+    from specdec.core.errors import QueueFullError
     from specdec.core.lora_request import LoRARequest
     from specdec.core.metrics import Counter, Gauge, Metric, Vector
     from specdec.core.output_kind import RequestOutputKind
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from specdec.draft_heads.llama.checkpoint_files import CheckpointError
     from specdec.engine.prompts import TextPrompt, TokensPrompt
     from specdec.llm import LLM
-    from specdec.scheduling.scheduler import QueueFullError
 
 __version__ = "0.1.0"
 # Quiet unless the program, or the command line, asks for logs.
@@ -83,7 +83,7 @@ _HOMES = {
     "LoRARequest": "specdec.core.lora_request",
     "Logprob": "specdec.core.outputs",
     "Metric": "specdec.core.metrics",
-    "QueueFullError": "specdec.scheduling.scheduler",
+    "QueueFullError": "specdec.core.errors",
     "RequestMetrics": "specdec.core.outputs",
     "RequestOutput": "specdec.core.outputs",
     "RequestOutputKind": "specdec.core.output_kind",

@@ -3,10 +3,9 @@
 import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -19,6 +18,17 @@ from specdec.building.ranks import ranks_of
 from specdec.building.resolved_config import resolved_config
 from specdec.building.vllm_keywords import FOREIGN_CALL, FOREIGN_SEARCH, LLMKeywords, own_settings
 from specdec.config import AUTO, NGRAM
+from specdec.core.commands import (
+    Add,
+    Control,
+    EngineReply,
+    GetStats,
+    LoadAdapter,
+    Stats,
+    UnloadAdapter,
+    Unloaded,
+    UpdateDraft,
+)
 from specdec.core.device import on_device
 from specdec.core.engine_stats import EngineStats
 from specdec.core.lora_request import LoRARequest
@@ -29,17 +39,16 @@ from specdec.core.outputs import BeamSearchOutput, RequestOutput, SpeculationSta
 from specdec.core.progress import progress_bar
 from specdec.core.request import RequestGroup
 from specdec.core.sampling_params import BeamSearchParams, SamplingParams
-from specdec.engine.adapters import EngineAdapters
 from specdec.engine.beam_search import BeamRequest, BeamSearch, run_searches
-from specdec.engine.prompts import Prompt, one_each, prompt_batch
+from specdec.engine.prompts import Prompt, one_each, prompt_batch, read_prompt
 from specdec.engine.request_maker import RequestMaker
 from specdec.engine.request_ring import RequestRing
-from specdec.engine.shared_engine import SharedEngine
+from specdec.engine.shared_engine import EngineCall, SharedEngine
 from specdec.kernels.types.settings import check_call
-from specdec.kv_transfer.cache_identity import checkpoint_identity, identity
 from specdec.models.hub import checkpoint_path, shown_path
 from specdec.models.llama import read_llama_config
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 # An adapter for all prompts, or one or None each.
 LoRARequests = LoRARequest | list[LoRARequest] | list[LoRARequest | None] | None
@@ -100,11 +109,10 @@ class LLM:
             ranks.load_drafts()
             drafts = load_drafts(own_config, self.model, kernels)
             logger.info("drafts: %s", self._drafts_in_words())
-            self.engine = EngineBuilder(own_config, self.model, drafts, kernels, ranks).build()
+            self.engine = EngineBuilder(own_config, self.model, drafts, kernels, ranks, self.request_maker).build()
         self.engine.ring = ring
         logger.info("ready after %.1f s", time.perf_counter() - began)
         self._shared = SharedEngine(self.engine)
-        self._adapters = EngineAdapters(config, self._shared)
         if config.draft is not None and self.engine.scheduler.draft_budget is not None:
             self.request_maker.draft_context = self.engine.scheduler.draft_budget.context
 
@@ -150,14 +158,15 @@ class LLM:
             ValueError: a prompt that is empty or leaves no room for a token; nothing has run then.
             QueueFullError: more prompts than `max_queued_requests`, or adapters than `max_loras`; nothing has run then.
         """
-        groups = self._groups(prompts, sampling_params, priority, cache_salt, lora_request)
-        stats = [request.stats for group in groups for request in group.requests]
+        adds = self._adds(prompts, sampling_params, priority, cache_salt, lora_request)
         hidden, tree = not use_tqdm, self.config.tree_in_words
-        with progress_bar(len(groups), "generating", hidden, lambda: SpeculationStats.total(stats), tree) as advance:
-            for finished in self._shared.run(groups, read=lambda group: group.finished):
-                if finished:
-                    advance()
-        return [group.output() for group in groups]
+        with self._call(adds, read=lambda group: group.finished) as call:
+            stats = [request.stats for group in call.groups for request in group.requests]
+            with progress_bar(len(adds), "generating", hidden, lambda: SpeculationStats.total(stats), tree) as advance:
+                for finished in call.run():
+                    if finished:
+                        advance()
+        return [group.output() for group in call.groups]
 
     @check_call(FOREIGN_CALL)
     def stream(
@@ -178,13 +187,12 @@ class LLM:
         Args:
             trace: let the outputs' `steps` hold all steps with their draft trees and accepted paths.
         """
-        groups = self._groups(prompts, sampling_params, priority, cache_salt, lora_request)
-        if trace:
-            for group in groups:
-                group.start_trace()
-        shown = {group.request_id: ShownStates(group.requests[0].params.output_kind) for group in groups}
-        with closing(self._shared.run(groups, RequestGroup.output)) as states:
-            for state in states:
+        adds = self._adds(prompts, sampling_params, priority, cache_salt, lora_request)
+        for add in adds:
+            add.trace = trace
+        with self._call(adds, RequestGroup.output) as call:
+            shown = {group.request_id: ShownStates(group.requests[0].params.output_kind) for group in call.groups}
+            for state in call.run():
                 yield from shown[state.request_id].of(state)
 
     @check_call(FOREIGN_CALL)
@@ -260,9 +268,9 @@ class LLM:
             ignore_eos=params.ignore_eos,
             logprobs=min(most, self.request_maker.model.vocab_size),
         )
-        groups = self._groups(prompts, step, lora_request=lora_request)
-        roots = [BeamRequest.of(group.requests[0]) for group in groups]
+        adds = self._adds(prompts, step, lora_request=lora_request)
         with self._shared.turn() as engine:
+            roots = [BeamRequest.of(engine.new_group(add).requests[0]) for add in adds]
             searches = [BeamSearch(engine, params, root) for root in roots]
         run_searches(self._shared, searches)
         return [search.output(self.tokenizer) for search in searches]
@@ -284,12 +292,8 @@ class LLM:
                 likewise.
         """
         folder = checkpoint_path(draft)
-        self._adapters.check_draft()
-        with self._shared.turn() as engine:
-            engine.update_draft(folder)
-            self.request_maker.draft_identity = identity({"head": checkpoint_identity(folder)})
-            self.config = replace(self.config, draft=folder)
-        logger.info("drafts: %s", self._drafts_in_words())
+        self._ask(UpdateDraft(str(folder)))
+        self.config = replace(self.config, draft=folder)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any) -> list[int]:
         """Return the tokens of a conversation up to where the answer begins.
@@ -302,14 +306,14 @@ class LLM:
         """
         return self.request_maker.texts.chat_prompt(messages, template_arguments)
 
-    def _groups(
+    def _adds(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None = None,
         cache_salt: str | None = None,
         lora_request: LoRARequests = None,
-    ) -> list[RequestGroup]:
+    ) -> list[Add]:
         batch = prompt_batch(prompts)
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         each = (
@@ -318,9 +322,29 @@ class LLM:
             one_each(batch, "lora_requests", lora_request),
         )
         return [
-            self.new_group(prompt, own, priority=rank, cache_salt=cache_salt, lora_request=adapter)
+            self._new_add(prompt, own, rank, cache_salt, adapter)
             for prompt, own, rank, adapter in zip(batch, *each, strict=True)
         ]
+
+    def _new_add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        priority: int,
+        cache_salt: str | None,
+        lora_request: LoRARequest | None,
+    ) -> Add:
+        content, text, cache_salt = read_prompt(prompt, cache_salt)
+        add = self.request_maker.add(content, params, priority, cache_salt)
+        add.text, add.adapter = text, lora_request
+        return add
+
+    def _call(self, adds: Sequence[Add], read: Callable[[RequestGroup], T]) -> EngineCall[T]:
+        # Compiled while other calls step the engine, and held until the requests have them.
+        grammars = [self.request_maker.compile(add) for add in adds]
+        call = self._shared.call(adds, read)
+        del grammars
+        return call
 
     def new_group(
         self,
@@ -343,8 +367,12 @@ class LLM:
                 does not support; an adapter that does not fit it.
             QueueFullError: running requests have as many other adapters as can be loaded.
         """
-        with self._adapters.using(lora_request) as adapter:
-            return self.request_maker.group(prompt, params, priority, cache_salt, adapter)
+        add = self._new_add(prompt, params, priority, cache_salt, lora_request)
+        grammar = self.request_maker.compile(add)
+        with self._shared.turn() as engine:
+            group = engine.new_group(add)
+        del grammar
+        return group
 
     def add_lora(self, lora_request: LoRARequest) -> None:
         """Load an adapter before a request asks for it.
@@ -354,15 +382,18 @@ class LLM:
             ValueError: an engine without `enable_lora`, or an id that another adapter has.
             QueueFullError: running requests have as many other adapters as can be loaded.
         """
-        self._adapters.load(lora_request)
+        self._ask(LoadAdapter(lora_request))
 
     def remove_lora(self, lora_int_id: int) -> bool:
         """Unload an adapter; requests that have it run to their end. Return whether it was loaded."""
-        return self._adapters.unload(lora_int_id)
+        reply = self._ask(UnloadAdapter(lora_int_id))
+        assert isinstance(reply, Unloaded)
+        return reply.was_loaded
 
     def list_loras(self) -> list[LoRARequest]:
         """Return the adapters that are loaded, the least recently used first."""
-        return self._adapters.loaded()
+        with self._shared.turn() as engine:
+            return engine.adapters.loaded()
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the tokenizer as transformers has it. It is the program's own: what is set on it changes no request.
@@ -390,8 +421,13 @@ class LLM:
 
     def stats(self) -> EngineStats:
         """Return counts since the start, and the current state of the engine."""
+        reply = self._ask(GetStats())
+        assert isinstance(reply, Stats)
+        return reply.stats
+
+    def _ask(self, command: Control) -> EngineReply:
         with self._shared.turn() as engine:
-            return engine.scheduler.stats()
+            return engine.handle(command)
 
     def get_metrics(self) -> list[Metric]:
         """Return the same as metrics, by the names that vLLM and the server use."""

@@ -4,55 +4,61 @@ import asyncio
 import itertools
 import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
-
-import msgspec
+from typing import Any, NamedTuple, Self, Unpack
 
 from specdec.async_engine.connection import EngineConnection
-from specdec.async_engine.engine_calls import EngineCalls, Holdings
 from specdec.async_engine.errors import CLOSED, EngineDeadError
-from specdec.async_engine.messages import (
-    Abort,
-    AdapterChanged,
-    Add,
-    CheckIntegrity,
-    DraftUpdated,
-    FromEngine,
-    GetStats,
-    Integrity,
-    LoadAdapter,
-    News,
-    Refused,
-    Setup,
-    Stats,
-    UnloadAdapter,
-    UpdateDraft,
-    encode,
-)
+from specdec.async_engine.exchange import Exchange, ask
+from specdec.async_engine.messages import Setup, decode_reply
 from specdec.async_engine.request_stream import RequestStream
 from specdec.async_engine.supervisor import Supervisor
 from specdec.async_engine.text_lanes import SHORT_TEXT, TextLanes
 from specdec.building.resolved_config import resolved_config
 from specdec.building.vllm_keywords import LLMKeywords, own_settings
 from specdec.config import AUTO, EngineConfig
+from specdec.core.commands import (
+    AnyCommand,
+    CheckIntegrity,
+    EngineReply,
+    GetStats,
+    Integrity,
+    LoadAdapter,
+    Refused,
+    Stats,
+    UnloadAdapter,
+    Unloaded,
+    UpdateDraft,
+)
 from specdec.core.engine_stats import EngineStats
 from specdec.core.lora_request import LoRARequest, with_whole_path
 from specdec.core.output_kind import RequestOutputKind, ShownStates
 from specdec.core.outputs import RequestOutput
 from specdec.core.sampling_params import SamplingParams
-from specdec.engine.prompts import PlainPrompt, Prompt, read_prompt
+from specdec.engine.prompts import Prompt, read_prompt
 from specdec.engine.request_maker import RequestMaker
 from specdec.engine.request_texts import num_characters
 from specdec.kernels.types.settings import check_call, check_text
 from specdec.models.hub import checkpoint_path
 from specdec.models.llama import read_llama_config
-from specdec.scheduling.scheduler import QueueFullError
 
 # Least time limit of a silent engine process, in seconds: some heartbeats must fit in.
 LEAST_TIMEOUT = 1.0
+
+
+class Holdings(NamedTuple):
+    """Requests and cache blocks in use by an engine process; 0 and 0 while it is idle.
+
+    Attributes:
+        requests: unfinished requests.
+        blocks: cache blocks that those use.
+    """
+
+    requests: int
+    blocks: int
 
 
 def engine_setup(
@@ -116,20 +122,16 @@ class AsyncLLM:
         self.tokenizer, self.max_model_len = self._requests.tokenizer, self._requests.max_model_len
         self.generation_config = self._requests.generation_config
         self.texts, self.lanes = self._requests.texts, TextLanes()
+        self._exchange = Exchange()
         self._connection = self._connect(setup, engine_timeout)
-        # Requests that the engine process works on, and their numbers by their names.
-        self._streams: dict[int, RequestStream] = {}
+        # Calls of requests by their names.
         self._numbers: dict[str, int] = {}
-        self._none_running = asyncio.Event()
-        self._none_running.set()
-        self._calls = EngineCalls()
-        self._new_number = itertools.count()
+        self._new_name = itertools.count()
         self._closing = False
 
     def _connect(self, setup: Setup, timeout: float) -> EngineConnection:
         """Return what runs the requests, which is not started yet."""
-        is_awaited = lambda: bool(self._streams or self._calls)  # noqa: E731
-        return Supervisor(setup, self._receive, self._fail_all, is_awaited, timeout)
+        return Supervisor(setup, self._exchange, timeout)
 
     async def start(self) -> None:
         """Start the engine process and wait until the model is loaded.
@@ -195,28 +197,24 @@ class AsyncLLM:
         content, text, cache_salt = read_prompt(prompt, cache_salt)
         size = num_characters(content, params)
         if size > SHORT_TEXT or params.structured_outputs is not None:
-            tokens, own = await self.lanes.run(client, size, self._read, content, params, priority, cache_salt)
+            add = await self.lanes.run(client, size, self._requests.add, content, params, priority, cache_salt)
         else:
-            tokens, own = self._read(content, params, priority, cache_salt)
-        if params.output_kind is RequestOutputKind.FINAL_ONLY:
-            # States between the first token and the end are not shown.
-            interval = math.inf
-        number = next(self._new_number)
-        while request_id is None and str(number) in self._numbers:
-            number = next(self._new_number)
-        name = str(number) if request_id is None else request_id
-        if name in self._numbers:
+            add = self._requests.add(content, params, priority, cache_salt)
+        add.adapter = None if lora_request is None else with_whole_path(lora_request)
+        # States between the first token and the end are not shown.
+        add.interval = math.inf if params.output_kind is RequestOutputKind.FINAL_ONLY else interval
+        add.client, add.trace = client, trace
+        name = self._free_name() if request_id is None else request_id
+        if self._is_running(name):
             raise ValueError(f"request_id {name!r} is taken by a running request; give another")
         if self._closing:
             raise EngineDeadError(CLOSED)
-        adapter = None if lora_request is None else with_whole_path(lora_request)
-        raw = msgspec.Raw(encode(own))
-        self._connection.send(Add(number, tokens, raw, int(priority), cache_salt, interval, trace, adapter, client))
-        stream = RequestStream(name, text, tokens, params.n, adapter)
-        self._streams[number], self._numbers[name] = stream, number
-        self._none_running.clear()
+        stream = RequestStream(name, text, add.prompt, params.n, add.adapter)
+        number = self._exchange.open(stream)
         shown = ShownStates(params.output_kind)
         try:
+            self._connection.send(number, add)
+            self._numbers[name] = number
             while True:
                 state = await stream.read()
                 for part in shown.of(state):
@@ -224,16 +222,17 @@ class AsyncLLM:
                 if state.finished:
                     return
         finally:
-            if number in self._streams:
-                self._forget(number)
-                self._abort(number)
+            if self._exchange.forget(number):
+                self._connection.cancel(number)
+            if self._numbers.get(name) == number:
+                del self._numbers[name]
 
-    def _read(
-        self, prompt: PlainPrompt, params: SamplingParams, priority: int, cache_salt: str | None
-    ) -> tuple[list[int], SamplingParams]:
-        """Check a prompt and its parameters; return the prompt's tokens, and parameters with their texts as tokens."""
-        prompt, params = self.texts.with_tokens(prompt, params)
-        return self._requests.check(prompt, params, priority, cache_salt), params
+    def _is_running(self, name: str) -> bool:
+        return self._numbers.get(name) in self._exchange
+
+    def _free_name(self) -> str:
+        names = map(str, self._new_name)
+        return next(name for name in names if not self._is_running(name))
 
     async def abort(self, request_id: str) -> bool:
         """End a request; its generator yields a last state with the finish reason "abort".
@@ -241,9 +240,9 @@ class AsyncLLM:
         Returns:
             Whether such a request was running.
         """
-        if (number := self._numbers.get(request_id)) is None:
+        if not self._is_running(request_id):
             return False
-        self._abort(number)
+        self._connection.cancel(self._numbers[request_id])
         return True
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any) -> list[int]:
@@ -265,8 +264,9 @@ class AsyncLLM:
         Raises:
             EngineDeadError: the engine process is not there.
         """
-        answer: Stats = await self._ask(GetStats)
-        return answer.stats
+        reply = await self._ask(GetStats())
+        assert isinstance(reply, Stats)
+        return reply.stats
 
     async def update_draft(self, draft: str | Path) -> None:
         """Replace the draft head between two steps; see `LLM.update_draft`.
@@ -279,9 +279,7 @@ class AsyncLLM:
         """
         # A download takes longer than the event loop may wait.
         folder = (await asyncio.to_thread(checkpoint_path, draft)).absolute()
-        answer: DraftUpdated = await self._ask(UpdateDraft, str(folder))
-        if answer.problem is not None:
-            raise ValueError(answer.problem)
+        await self._ask(UpdateDraft(str(folder)))
         self.config = replace(self.config, draft=folder)
         self._connection.use_draft(self.config.sources)
 
@@ -293,14 +291,13 @@ class AsyncLLM:
             QueueFullError: running requests have as many other adapters as can be loaded.
             EngineDeadError: the engine process is not there, or dies meanwhile.
         """
-        answer: AdapterChanged = await self._ask(LoadAdapter, with_whole_path(lora_request))
-        if answer.problem is not None:
-            raise QueueFullError(answer.problem) if answer.queue_full else ValueError(answer.problem)
+        await self._ask(LoadAdapter(with_whole_path(lora_request)))
 
     async def remove_lora(self, lora_int_id: int) -> bool:
         """Unload an adapter; requests that have it run to their end. Return whether it was loaded."""
-        answer: AdapterChanged = await self._ask(UnloadAdapter, lora_int_id)
-        return answer.was_loaded
+        reply = await self._ask(UnloadAdapter(lora_int_id))
+        assert isinstance(reply, Unloaded)
+        return reply.was_loaded
 
     async def check_integrity(self) -> Holdings:
         """Check the scheduler and the cache in the engine process, for tests: recompute their invariants.
@@ -309,10 +306,11 @@ class AsyncLLM:
             AssertionError: the first invariant that does not hold.
             EngineDeadError: the engine process is not there.
         """
-        answer: Integrity = await self._ask(CheckIntegrity)
-        if answer.problem is not None:
-            raise AssertionError(answer.problem)
-        return Holdings(answer.requests, answer.blocks)
+        reply = await self._ask(CheckIntegrity())
+        assert isinstance(reply, Integrity)
+        if reply.problem is not None:
+            raise AssertionError(reply.problem)
+        return Holdings(reply.requests, reply.blocks)
 
     @property
     def healthy(self) -> bool:
@@ -341,51 +339,20 @@ class AsyncLLM:
                 a last state with the finish reason "abort".
         """
         self._closing = True
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(grace):
-                await self._none_running.wait()
-        except TimeoutError:
-            pass
+                await self._exchange.wait_until_empty()
         await self._connection.close()
-        self._fail_all(EngineDeadError("the engine was closed before the request had finished"))
+        self._exchange.fail_all(EngineDeadError("the engine was closed before the request had finished"))
 
-    def _abort(self, number: int) -> None:
-        # A process that is ending aborts all requests.
-        if self._connection.healthy:
-            self._connection.send(Abort(number))
+    async def _ask(self, command: AnyCommand) -> EngineReply:
+        """Send a command that has one reply, and return it.
 
-    async def _ask(self, kind: type[Any], *fields: Any) -> Any:
-        return await self._calls.ask(self._connection.send, kind(next(self._new_number), *fields))
-
-    def _receive(self, message: FromEngine) -> None:
-        match message:
-            case News(deltas):
-                for delta in deltas:
-                    # Its reader may have left.
-                    if stream := self._streams.get(delta.number):
-                        stream.apply(delta)
-                        if stream.finished:
-                            self._forget(delta.number)
-            case Refused(number, reason, queue_full):
-                if stream := self._streams.get(number):
-                    stream.fail(QueueFullError(reason) if queue_full else ValueError(reason))
-                    self._forget(number)
-            case Stats() | Integrity() | DraftUpdated() | AdapterChanged():
-                self._calls.receive(message)
-
-    def _forget(self, number: int) -> None:
-        del self._numbers[self._streams.pop(number).request_id]
-        if not self._streams:
-            self._none_running.set()
-
-    def _fail(self, number: int, error: EngineDeadError) -> None:
-        """Have a request get an error, if it still runs."""
-        if stream := self._streams.get(number):
-            stream.fail(error)
-            self._forget(number)
-
-    def _fail_all(self, error: EngineDeadError) -> None:
-        """Have all that waits for the engine process get an error."""
-        for number in list(self._streams):
-            self._fail(number, error.fresh())
-        self._calls.fail(error)
+        Raises:
+            ValueError, QueueFullError, RuntimeError: the engine refuses it, or fails.
+            EngineDeadError: the engine process is not there, or dies meanwhile.
+        """
+        reply = decode_reply(await ask(self._exchange, self._connection.send, command))
+        if isinstance(reply, Refused):
+            raise reply.error()
+        return reply

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from specdec.async_engine.errors import EngineDeadError
-from specdec.async_engine.messages import ToEngine
+from specdec.core.commands import AnyCommand
 
 
 class EngineConnection(Protocol):
@@ -29,12 +29,15 @@ class EngineConnection(Protocol):
             EngineDeadError: it cannot be started for another reason.
         """
 
-    def send(self, message: ToEngine) -> None:
-        """Send a message without waiting.
+    def send(self, number: int, command: AnyCommand) -> None:
+        """Send a command without waiting; its replies go to the exchange under this number.
 
         Raises:
             EngineDeadError: nothing takes it.
         """
+
+    def cancel(self, number: int) -> None:
+        """End a call, if something carries it out."""
 
     def use_draft(self, draft: str | None) -> None:
         """Start engine processes with other draft sources from now on."""

@@ -3,45 +3,40 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
 import zmq
 
 from specdec.async_engine.compile_lanes import Compilation, CompileLanes
 from specdec.async_engine.messages import (
-    Abort,
-    AdapterChanged,
-    Add,
-    CheckIntegrity,
-    Delta,
-    DraftUpdated,
-    GetStats,
+    Call,
+    Cancel,
     Heartbeat,
-    Integrity,
-    LoadAdapter,
-    News,
-    Refused,
-    Stats,
-    Stop,
-    UnloadAdapter,
-    UpdateDraft,
-    decode_params,
+    Replies,
+    ReplyTo,
+    decode_command,
     decode_to_engine,
     encode,
-    one_line,
+    encode_body,
 )
 from specdec.async_engine.outbox import Outbox
-from specdec.core.lora_request import LoRARequest
+from specdec.core.commands import (
+    Abort,
+    Add,
+    EngineReply,
+    Integrity,
+    News,
+    Refused,
+    Stop,
+    one_line,
+)
 from specdec.core.request import Request
-from specdec.core.sampling_params import SamplingParams
+from specdec.engine.engine import LLMEngine
 from specdec.execution.executor import ExecutorDeadError
-from specdec.llm import LLM
-from specdec.scheduling.integrity import check_scheduler
-from specdec.scheduling.scheduler import QueueFullError
 from specdec.scheduling.step_plan import StepPlan
+from specdec.verify.grammar_state import Grammar
 
 # Messages handled between two steps: a flood of requests must not keep the running ones waiting.
 MOST_TAKEN = 256
@@ -62,9 +57,8 @@ logger = logging.getLogger(__name__)
 class _Compiling(NamedTuple):
     """A request whose grammar is being compiled."""
 
-    message: Add
-    params: SamplingParams
-    compilation: Compilation[Outbox]
+    add: Add
+    compilation: Compilation[Grammar | None]
 
 
 class EngineLoop:
@@ -76,8 +70,8 @@ class EngineLoop:
         socket: a connected DEALER socket.
     """
 
-    def __init__(self, llm: LLM, socket: zmq.Socket[bytes]) -> None:
-        self._llm, self._engine, self._socket = llm, llm.engine, socket
+    def __init__(self, engine: LLMEngine, socket: zmq.Socket[bytes]) -> None:
+        self._engine, self._socket = engine, socket
         self._outboxes: dict[int, Outbox] = {}
         self._owners: dict[Request, Outbox] = {}
         # Requests with news, in the order of their first news.
@@ -140,143 +134,85 @@ class EngineLoop:
 
     def _handle(self, data: bytes) -> None:
         match decode_to_engine(data):
-            case Add() as request:
-                self._add(request)
-            case Abort(number):
-                self._abort(number)
-            case GetStats(call_id):
-                self._unsent.append(encode(Stats(call_id, self._engine.scheduler.stats())))
-            case CheckIntegrity(call_id):
-                self._unsent.append(encode(self._integrity(call_id)))
-            case UpdateDraft(call_id, folder):
-                self._unsent.append(encode(self._update_draft(call_id, folder)))
-            case LoadAdapter(call_id, adapter):
-                self._unsent.append(encode(self._load_adapter(call_id, adapter)))
-            case UnloadAdapter(call_id, lora_int_id):
-                was_loaded = self._llm.remove_lora(lora_int_id)
-                self._unsent.append(encode(AdapterChanged(call_id, was_loaded=was_loaded)))
-            case Stop():
-                self._stopping = True
-                for number in [*self._outboxes, *self._compiling]:
-                    self._abort(number)
+            case Call(number, command):
+                self._carry_out(number, command)
+            case Cancel(number):
+                self._cancel(number)
+            case other:
+                raise TypeError(f"no message to an engine process: {other!r:.60}")
 
-    def _add(self, message: Add) -> None:
+    def _carry_out(self, number: int, encoded: msgspec.Raw) -> None:
         try:
-            params = decode_params(message.params)
+            command = decode_command(encoded)
+            match command:
+                case Add():
+                    if not self._compile(number, command):
+                        self._add(number, command)
+                case Stop():
+                    self._stop(command)
+                case _:
+                    self._reply(number, self._with_own_requests(self._engine.handle(command)))
         except Exception as error:
-            self._refuse(message.number, error)
-            return
-        work = partial(self._make, message, params)
-        if params.structured_outputs is not None:
-            # Adapters are loaded by this thread, between steps.
-            if message.adapter is not None and (answer := self._load_adapter(0, message.adapter)).problem is not None:
-                self._unsent.append(encode(Refused(message.number, answer.problem, answer.queue_full)))
-                return
-            if self._compile(message, params, work):
-                return
-        self._queue(message.number, work)
+            self._refuse(number, error)
 
-    def _make(self, message: Add, params: SamplingParams) -> Outbox:
-        group = self._llm.new_group(
-            message.prompt,
-            params,
-            priority=message.priority,
-            cache_salt=message.cache_salt,
-            lora_request=message.adapter,
-        )
-        for request in group.requests:
-            request.client = message.client
-        if message.trace:
-            group.start_trace()
-        return Outbox(message.number, group, message.interval)
+    def _reply(self, number: int, reply: EngineReply) -> None:
+        self._unsent.append(encode(Replies([ReplyTo(number, True, msgspec.Raw(encode_body(reply)))])))
 
-    def _compile(self, message: Add, params: SamplingParams, work: Callable[[], Outbox]) -> bool:
-        """Have the grammar of a request compiled; return False if it is known, or if the request is refused anyway."""
-        requests, form = self._llm.request_maker, params.structured_outputs
-        assert form is not None
-        try:
-            requests.check_form(form)
-        except ValueError:
-            return False
-        compiler = requests.grammars
-        if compiler.known(form) is not None:
+    def _refuse(self, number: int, error: Exception) -> None:
+        refused = Refused.of(error)
+        if refused.kind == "failed":
+            logger.error("a command failed", exc_info=error)
+        self._reply(number, refused)
+
+    def _with_own_requests(self, reply: EngineReply) -> EngineReply:
+        """Count the requests whose end is not sent, and those whose grammars are being compiled, as in use."""
+        if isinstance(reply, Integrity):
+            reply.requests = len(self._outboxes) + len(self._compiling)
+        return reply
+
+    def _compile(self, number: int, add: Add) -> bool:
+        """Have the grammar of a request compiled; return False if it has none, or one that is known."""
+        requests, form = self._engine.requests, add.params.structured_outputs
+        if form is None or requests is None or requests.grammars.known(form) is not None:
             return False
         if self._lanes is None:
-            self._lanes = CompileLanes(compiler, requests.config.structured_compile_timeout)
-        self._compiling[message.number] = _Compiling(message, params, self._lanes.submit(form, work, message.client))
+            self._lanes = CompileLanes(requests.grammars, requests.config.structured_compile_timeout)
+        compilation = self._lanes.submit(form, partial(requests.compile, add), add.client)
+        self._compiling[number] = _Compiling(add, compilation)
         return True
 
     def _add_compiled(self) -> None:
         """Queue the requests whose grammars have been compiled."""
-        for number, each in list(self._compiling.items()):
-            if each.compilation.future.done():
+        for number, (add, compilation) in list(self._compiling.items()):
+            if compilation.future.done():
                 del self._compiling[number]
-                self._queue(number, each.compilation.future.result)
+                try:
+                    # The future holds the grammar until the requests have it.
+                    compilation.future.result()
+                    self._add(number, add)
+                except Exception as error:
+                    self._refuse(number, error)
 
-    def _queue(self, number: int, make: Callable[[], Outbox]) -> None:
-        """Queue the requests that `make` returns, or refuse them."""
-        queued: list[Request] = []
-        try:
-            outbox = make()
-            for request in outbox.group.requests:
-                self._engine.add_request(request)
-                queued.append(request)
-        except Exception as error:
-            for request in queued:
-                self._engine.abort(request)
-            self._refuse(number, error)
-            return
-        self._outboxes[number] = outbox
-        self._owners |= dict.fromkeys(outbox.group.requests, outbox)
+    def _add(self, number: int, add: Add) -> None:
+        group = self._engine.handle(add)
+        outbox = self._outboxes[number] = Outbox(number, group, add.interval)
+        self._owners |= dict.fromkeys(group.requests, outbox)
 
-    def _refuse(self, number: int, error: Exception) -> None:
-        self._unsent.append(encode(Refused(number, one_line(error), isinstance(error, QueueFullError))))
-
-    def _abort(self, number: int) -> None:
-        """End the samples of a request that are not finished; its last deltas are sent."""
+    def _cancel(self, number: int) -> None:
+        """End a request; its last news are sent."""
         if compiling := self._compiling.pop(number, None):
             compiling.compilation.cancel()
-            # Its state is sent as that of any other request; it ends before a step.
-            params = replace(compiling.params, structured_outputs=None)
-            self._queue(number, partial(self._make, compiling.message, params))
-        outbox = self._outboxes.get(number)
-        if outbox is not None:
+            self._reply(number, compiling.add.aborted())
+        elif outbox := self._outboxes.get(number):
             running = [request for request in outbox.group.requests if not request.finished]
-            for request in running:
-                self._engine.abort(request)
+            self._engine.handle(Abort(outbox.group.request_id))
             self._note(running)
 
-    def _integrity(self, call_id: int) -> Integrity:
-        scheduler = self._engine.scheduler
-        problem = None
-        try:
-            check_scheduler(scheduler)
-        except AssertionError as error:
-            problem = one_line(error)
-        pools = (scheduler.manager.pool, scheduler.manager.host)
-        return Integrity(
-            call_id,
-            problem,
-            len(self._outboxes) + len(self._compiling),
-            sum(pool.num_blocks - pool.num_free for pool in pools),
-        )
-
-    def _update_draft(self, call_id: int, folder: str) -> DraftUpdated:
-        try:
-            self._llm.update_draft(folder)
-        except ValueError as error:
-            return DraftUpdated(call_id, one_line(error))
-        except Exception as error:
-            logger.exception("the draft head could not be replaced")
-            return DraftUpdated(call_id, f"{type(error).__name__}: {one_line(error)}")
-        return DraftUpdated(call_id, None)
-
-    def _load_adapter(self, call_id: int, adapter: LoRARequest) -> AdapterChanged:
-        try:
-            self._llm.add_lora(adapter)
-        except Exception as error:
-            return AdapterChanged(call_id, one_line(error), isinstance(error, QueueFullError))
-        return AdapterChanged(call_id)
+    def _stop(self, command: Stop) -> None:
+        self._stopping = True
+        for number in [*self._outboxes, *self._compiling]:
+            self._cancel(number)
+        self._engine.handle(command)
 
     def _step(self) -> None:
         plan = self._engine.scheduler.schedule()
@@ -321,9 +257,9 @@ class EngineLoop:
 
     def _send(self) -> None:
         """Send what the socket takes now."""
-        while self._unsent or (deltas := self._take_news()):
+        while self._unsent or (news := self._take_news()):
             if not self._unsent:
-                self._unsent.append(encode(News(deltas)))
+                self._unsent.append(encode(Replies(news)))
             try:
                 self._socket.send(self._unsent[0], zmq.NOBLOCK)
             except zmq.Again:
@@ -339,7 +275,7 @@ class EngineLoop:
             and any(self._engine.is_sending(request) for request in outbox.group.requests)
         )
 
-    def _take_news(self) -> list[Delta]:
+    def _take_news(self) -> list[ReplyTo]:
         """Return the news that are due, and forget requests that have ended."""
         now = time.monotonic()
         due = [outbox for outbox in self._with_news if outbox.is_due(now)]
@@ -347,12 +283,13 @@ class EngineLoop:
         self._is_holding = bool(held)
         if held:
             due = [outbox for outbox in due if outbox not in held]
-        deltas: list[Delta] = []
+        news: list[ReplyTo] = []
         for outbox in due:
             del self._with_news[outbox]
-            deltas += outbox.take(now)
-            if outbox.group.finished:
+            reply, is_last = News(outbox.take(now)), outbox.group.finished
+            news.append(ReplyTo(outbox.number, is_last, msgspec.Raw(encode_body(reply))))
+            if is_last:
                 del self._outboxes[outbox.number]
                 for request in outbox.group.requests:
                     del self._owners[request]
-        return deltas
+        return news

@@ -2,7 +2,7 @@
 
 import math
 
-from specdec.async_engine.messages import Delta
+from specdec.core.commands import Delta
 from specdec.core.outputs import Logprob
 from specdec.core.request import Request, RequestGroup
 
@@ -17,7 +17,7 @@ class Outbox:
         interval: seconds for which news after the first token may wait; infinity for none until the end.
 
     Attributes:
-        number: the front end's name of the request.
+        number: that of the front end's call.
     """
 
     def __init__(self, number: int, group: RequestGroup, interval: float) -> None:
@@ -55,7 +55,6 @@ class Outbox:
         segments = request.detokenizer.segments(final=request.finished)
         shows_times = old == 0 or self.group.finished
         return Delta(
-            self.number,
             index,
             request.token_ids[request.num_prompt + old :],
             request.accepted[old:],

@@ -1,11 +1,14 @@
-"""A request in the front end: deltas from the engine process become states."""
+"""A request in the front end: news of the engine become states."""
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specdec.async_engine.messages import Delta
+import msgspec
+
+from specdec.async_engine.messages import decode_reply
 from specdec.core.choices import ChoiceScore
+from specdec.core.commands import Delta, News, Refused
 from specdec.core.lora_request import LoRARequest
 from specdec.core.outputs import (
     CompletionOutput,
@@ -106,9 +109,19 @@ class RequestStream:
         """True once all samples have ended, or the request has failed."""
         return self._has_failed or all(sample.finish_reason is not None for sample in self._samples)
 
-    def apply(self, delta: Delta) -> None:
-        """Add news of a sample."""
-        self._samples[delta.index].apply(delta)
+    def receive(self, reply: msgspec.Raw, is_last: bool) -> None:  # noqa: ARG002
+        """Take news, or a refusal."""
+        match decode_reply(reply):
+            case News(deltas):
+                for delta in deltas:
+                    self._apply(delta)
+            case Refused() as refused:
+                self.fail(refused.error())
+            case other:
+                raise TypeError(f"no reply to a request: {other!r:.60}")
+
+    def _apply(self, delta: Delta) -> None:
+        self._samples[delta.sample_index].apply(delta)
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = self._prompt_logprobs or []
             self._prompt_logprobs += delta.prompt_logprobs

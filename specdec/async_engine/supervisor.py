@@ -2,11 +2,25 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+
+import msgspec
 
 from specdec.async_engine.engine_process import EngineProcess
 from specdec.async_engine.errors import CLOSED, EngineDeadError
-from specdec.async_engine.messages import Failed, FromEngine, Heartbeat, Log, Ready, Setup, Stop, ToEngine, one_line
+from specdec.async_engine.exchange import Exchange
+from specdec.async_engine.messages import (
+    Call,
+    Cancel,
+    Failed,
+    FromEngine,
+    Heartbeat,
+    Log,
+    Ready,
+    Replies,
+    Setup,
+    encode_body,
+)
+from specdec.core.commands import AnyCommand, Stop, one_line
 
 # Restarts one after another, and seconds before the first of them; each further one waits twice as long.
 MOST_RESTARTS = 5
@@ -15,6 +29,8 @@ FIRST_DELAY = 0.25
 STEADY = 60.0
 # Seconds for the running step and the last messages when the process is asked to end.
 STOP_TIMEOUT = 5.0
+# Number of a call whose reply nobody waits for.
+_NO_CALL = -1
 # Looks at the process within the time after which it counts as hung.
 NUM_LOOKS = 8
 
@@ -25,26 +41,16 @@ class Supervisor:
     """One engine process after another.
 
     Args:
-        handle: takes messages of the process, but for those of its start, its end and its log.
-        on_death: takes the error of all that waits for a process that has died.
-        is_awaited: tells whether something waits for the process.
-        timeout: seconds without a message of an awaited process, after which it is killed; 0 for no limit.
+        exchange: takes replies of the process, and its death.
+        timeout: seconds without a message of a process that owes replies, after which it is killed; 0 for no limit.
 
     Attributes:
         healthy: whether a process is ready.
         num_restarts: how often a process was started after one that had been ready.
     """
 
-    def __init__(
-        self,
-        setup: Setup,
-        handle: Callable[[FromEngine], None],
-        on_death: Callable[[EngineDeadError], None],
-        is_awaited: Callable[[], bool],
-        timeout: float,
-    ) -> None:
-        self._setup, self._handle, self._on_death = setup, handle, on_death
-        self._is_awaited, self._timeout = is_awaited, timeout
+    def __init__(self, setup: Setup, exchange: Exchange, timeout: float) -> None:
+        self._setup, self._exchange, self._timeout = setup, exchange, timeout
         self._is_silent = False
         self.healthy = False
         self._process: EngineProcess | None = None
@@ -91,15 +97,20 @@ class Supervisor:
         if self._closing or self._task is None or self._task.done():
             raise self._error.fresh()
 
-    def send(self, message: ToEngine) -> None:
-        """Send a message without waiting.
+    def send(self, number: int, command: AnyCommand) -> None:
+        """Send a command without waiting.
 
         Raises:
             EngineDeadError: no process is ready.
         """
         if not self.healthy or self._process is None:
             raise self._error.fresh()
-        self._process.send(message)
+        self._process.send(Call(number, msgspec.Raw(encode_body(command))))
+
+    def cancel(self, number: int) -> None:
+        """End a call, if a process is ready; one that is ending ends all."""
+        if self.healthy and self._process is not None:
+            self._process.send(Cancel(number))
 
     def use_draft(self, draft: str | None) -> None:
         """Start further processes with other draft sources."""
@@ -118,7 +129,7 @@ class Supervisor:
             return
         if self.healthy and self._process is not None:
             self.healthy = False
-            self._process.send(Stop())
+            self._process.send(Call(_NO_CALL, msgspec.Raw(encode_body(Stop()))))
             await asyncio.wait([self._task], timeout=STOP_TIMEOUT)
         # Cancelling kills the process.
         self._task.cancel()
@@ -179,7 +190,7 @@ class Supervisor:
         while self._timeout:
             self._is_silent = True
             await asyncio.sleep(self._timeout / NUM_LOOKS)
-            num_silent = num_silent + 1 if self._is_silent and self.healthy and self._is_awaited() else 0
+            num_silent = num_silent + 1 if self._is_silent and self.healthy and self._exchange else 0
             if num_silent == NUM_LOOKS:
                 self._failure = Failed(f"no sign of life for {self._timeout:g} seconds", is_refusal=False)
                 process.kill()
@@ -188,7 +199,7 @@ class Supervisor:
     def _die(self, error: EngineDeadError) -> None:
         logger.error("%s", error)
         self._error = error
-        self._on_death(error)
+        self._exchange.fail_all(error)
 
     def _start_error(self, reason: str) -> Exception:
         if self._failure is not None and self._failure.is_refusal:
@@ -209,5 +220,8 @@ class Supervisor:
                 self._failure = message
             case Log(name, level, text):
                 logging.getLogger(name).log(level, "engine process: %s", text)
+            case Replies(replies):
+                for number, is_last, reply in replies:
+                    self._exchange.receive(number, reply, is_last)
             case _:
-                self._handle(message)
+                raise TypeError(f"no message of an engine process: {message!r:.60}")

@@ -10,7 +10,8 @@ from contextlib import suppress
 
 import zmq
 
-from specdec.async_engine.messages import MOST_MESSAGES, Failed, FromEngine, Log, Ready, Setup, encode, one_line
+from specdec.async_engine.messages import MOST_MESSAGES, Failed, FromEngine, Log, Ready, Setup, encode
+from specdec.core.commands import one_line
 from specdec.core.garbage import no_collections
 
 # The end of standard input says that the front end's process has ended.
@@ -65,7 +66,7 @@ def serve(setup: Setup, socket: zmq.Socket[bytes]) -> int:
             llm = LLM(setup.model, setup.draft, **setup.settings)
         is_loaded = True
         _send_now(socket, Ready())
-        EngineLoop(llm, socket).run()
+        EngineLoop(llm.engine, socket).run()
         llm.close()
     except Exception as error:
         logging.getLogger(__name__).debug("the engine process fails", exc_info=True)

@@ -14,6 +14,7 @@ from specdec.config import EngineConfig
 from specdec.draft_heads.drafting.drafter import Proposal
 from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.engine.engine import LLMEngine
+from specdec.engine.request_maker import RequestMaker
 from specdec.execution.cost_measurement import measure_preemption_cost, measure_step_cost
 from specdec.execution.executor import Executor
 from specdec.kernels.kernel_set import KernelSet
@@ -34,6 +35,7 @@ class EngineBuilder:
     Args:
         draft: the draft head or small model; None for plain decoding, or chains alone.
         ranks: the processes of the engine.
+        requests: makes the requests of commands; None for an engine that is given no commands.
 
     Attributes:
         block_bytes: memory of one cache block in the rank where it is largest.
@@ -47,7 +49,9 @@ class EngineBuilder:
         draft: DraftModel | None,
         kernels: KernelSet,
         ranks: Ranks | None = None,
+        requests: RequestMaker | None = None,
     ) -> None:
+        self._requests = requests
         self.config, self.model, self.kernels, self._ranks = config, model, kernels, ranks or OneRank()
         self.workers = WorkerBuilder(config, model, draft, kernels)
         self.block_bytes = max(self.workers.block_bytes, self._ranks.tap(self.workers.taps))
@@ -125,8 +129,7 @@ class EngineBuilder:
         connects_kv = connects and self.config.kv_transfer_config is not None
         connector = executor.connect(self.block_bytes) if connects_kv else None
         scheduler = self._scheduler(executor, connector, measures=measures, gives_back=connects)
-        hands_over = self.config.is_prefill
-        return LLMEngine(scheduler, executor, self.kernels, self.config.logprobs_mode, hands_over=hands_over)
+        return LLMEngine(scheduler, executor, self.kernels, self.config, self._requests)
 
     @property
     def _kept(self) -> KeptEntries:

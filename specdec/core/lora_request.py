@@ -1,6 +1,5 @@
 """The adapter that a request asks for, and a loaded one that requests have. Pure Python."""
 
-import threading
 import weakref
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -96,8 +95,6 @@ class LoadedAdapter:
     place: int
     identity: str
     _users: "weakref.WeakSet[AdapterUser]" = field(default_factory=weakref.WeakSet, repr=False)
-    # Beams are made while other threads make requests.
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
     def target_place(self) -> int:
@@ -111,11 +108,9 @@ class LoadedAdapter:
 
     def add_user(self, request: AdapterUser) -> None:
         """Note a request that has it."""
-        with self._lock:
-            self._users.add(request)
+        self._users.add(request)
 
     @property
     def is_used(self) -> bool:
         """True if a request that has not ended has it."""
-        with self._lock:
-            return any(not request.finished for request in self._users)
+        return any(not request.finished for request in self._users)

@@ -1,18 +1,17 @@
 """LoRA adapters of an engine: loading, unloading, and eviction of the least recently used."""
 
 import logging
-import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 from specdec.config import EngineConfig
+from specdec.core.device import on_device
+from specdec.core.errors import QueueFullError
 from specdec.core.lora_request import LoadedAdapter, LoRARequest
-from specdec.engine.shared_engine import SharedEngine
+from specdec.execution.executor import Executor
+from specdec.kernels.kernel_set import KernelSet
 from specdec.kv_transfer.cache_identity import content_identity, identity
 from specdec.models.lora_adapter import CONFIG, WEIGHTS, AdapterFiles
-from specdec.scheduling.scheduler import QueueFullError
 
 logger = logging.getLogger(__name__)
 
@@ -22,59 +21,46 @@ class EngineAdapters:
 
     When all places are taken, the least recently used adapter that no unfinished request has is evicted.
 
+    Its methods are called between two steps.
+
     Args:
-        shared: the engine, between whose steps adapters are loaded.
+        executor: has the banks of target and draft model.
     """
 
-    def __init__(self, config: EngineConfig, shared: SharedEngine) -> None:
-        self._config, self._shared = config, shared
+    def __init__(self, config: EngineConfig, executor: Executor, kernels: KernelSet) -> None:
+        self._config, self._executor, self._kernels = config, executor, kernels
         # The least recently used first; then those that were unloaded while requests had them.
         self._loaded: dict[LoRARequest, LoadedAdapter] = {}
         self._leaving: list[LoadedAdapter] = []
-        # An adapter must not be evicted between its lookup and the request that gets it.
-        self._lock = threading.RLock()
 
-    @contextmanager
-    def using(self, request: LoRARequest | None) -> Generator[LoadedAdapter | None]:
-        """Return an adapter, which is loaded if it is not yet; it stays until a request has it. None for none.
+    def load(self, request: LoRARequest) -> LoadedAdapter:
+        """Return an adapter, which is loaded if it is not yet.
 
         Raises:
             CheckpointError: no adapter that fits the target.
             ValueError: an engine without adapters, or another adapter of the same id is loaded.
             QueueFullError: requests that have not ended have as many other adapters as there are places.
         """
-        if request is None:
-            yield None
-            return
         if not isinstance(request, LoRARequest):
             raise ValueError(f"lora_request is {request!r:.60}; it must be a LoRARequest")
         if not self._config.enable_lora:
-            with self._shared.turn():
-                raise ValueError(f"lora_request names {request.lora_name!r}; start the engine with enable_lora")
-        with self._lock:
-            adapter = self._loaded.pop(request, None) or self._load(request)
-            self._loaded[request] = adapter
-            yield adapter
-
-    def load(self, request: LoRARequest) -> None:
-        """Load an adapter if it is not yet; see `using`."""
-        with self.using(request):
-            pass
+            raise ValueError(f"lora_request names {request.lora_name!r}; start the engine with enable_lora")
+        adapter = self._loaded.pop(request, None) or self._load(request)
+        self._loaded[request] = adapter
+        return adapter
 
     def unload(self, lora_int_id: int) -> bool:
         """Give up an adapter's place once no request has it; return whether it was loaded."""
-        with self._lock:
-            found = [request for request in self._loaded if request.lora_int_id == lora_int_id]
-            for request in found:
-                adapter = self._loaded.pop(request)
-                if adapter.is_used:
-                    self._leaving.append(adapter)
-            return bool(found)
+        found = [request for request in self._loaded if request.lora_int_id == lora_int_id]
+        for request in found:
+            adapter = self._loaded.pop(request)
+            if adapter.is_used:
+                self._leaving.append(adapter)
+        return bool(found)
 
     def loaded(self) -> list[LoRARequest]:
         """Return the adapters that are loaded, the least recently used first."""
-        with self._lock:
-            return list(self._loaded)
+        return list(self._loaded)
 
     def _load(self, request: LoRARequest) -> LoadedAdapter:
         for other in self._loaded:
@@ -87,8 +73,8 @@ class EngineAdapters:
         place, evicted = self._free_place()
         paths = request.lora_path, request.draft_lora_path
         files = AdapterFiles(*(Path(path) if path else None for path in paths))
-        with self._shared.turn() as engine:
-            engine.load_adapter(place, files)
+        with on_device(self._executor.worker.device), self._kernels.limited_threads():
+            self._executor.load_adapter(place, files)
         if evicted is not None:
             del self._loaded[evicted]
         facts: dict[str, object] = {"name": request.lora_name, "files": _content(files.target)}
@@ -107,12 +93,11 @@ class EngineAdapters:
         Raises:
             ValueError: one is.
         """
-        with self._lock:
-            self._leaving = [adapter for adapter in self._leaving if adapter.is_used]
-            for adapter in [*self._loaded.values(), *self._leaving]:
-                if adapter.draft_place:
-                    name = adapter.request.lora_name
-                    raise ValueError(f"the adapter {name!r} is made for the present draft model too; unload it first")
+        self._leaving = [adapter for adapter in self._leaving if adapter.is_used]
+        for adapter in [*self._loaded.values(), *self._leaving]:
+            if adapter.draft_place:
+                name = adapter.request.lora_name
+                raise ValueError(f"the adapter {name!r} is made for the present draft model too; unload it first")
 
     def _free_place(self) -> tuple[int, LoRARequest | None]:
         """Return a place that no unfinished request uses, and the request of the adapter in it, None if it is empty."""

@@ -1,16 +1,39 @@
 """The step: schedule, draft, one forward pass, verify, commit."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import overload
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
+from specdec.config import EngineConfig
+from specdec.core.commands import (
+    Abort,
+    Add,
+    AnyCommand,
+    CheckIntegrity,
+    Control,
+    Done,
+    EngineReply,
+    GetStats,
+    Integrity,
+    LoadAdapter,
+    Stats,
+    Stop,
+    UnloadAdapter,
+    Unloaded,
+    UpdateDraft,
+    one_line,
+)
 from specdec.core.device import on_device
 from specdec.core.logprobs import choice_logprobs, score_output, score_prompt
-from specdec.core.outputs import LogprobsMode
-from specdec.core.request import Request
+from specdec.core.request import Request, RequestGroup
 from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.engine.adapters import EngineAdapters
+from specdec.engine.request_maker import RequestMaker
 from specdec.engine.request_ring import RequestRing
 from specdec.engine.step_observer import StepObserver
 from specdec.engine.tree_trace import node_probs, time_without_drafts, trace_of
@@ -20,14 +43,18 @@ from specdec.execution.worker import Worker, score_spans
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.tree import DraftTree, TreeRow
 from specdec.kernels.types.types import NO_TOKEN, Acceptance
+from specdec.kv_transfer.cache_identity import checkpoint_identity, identity
 from specdec.kv_transfer.kv_connector import KVConnector
-from specdec.models.lora_adapter import AdapterFiles
+from specdec.models.hub import shown_path
+from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.rank_values import read_values
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
 
 # Seconds that an engine waits for blocks when it has nothing else to do.
 KV_WAIT = 0.002
+
+logger = logging.getLogger(__name__)
 
 
 class LLMEngine:
@@ -37,9 +64,10 @@ class LLMEngine:
     without a tree, and plain decoding a chain of one token without a tree.
 
     Args:
-        hands_over: whether other engines go on with this one's prompts; see `is_sending`.
+        requests: makes the requests of commands; None for an engine that is given none.
 
     Attributes:
+        adapters: LoRA adapters of target and draft model.
         ring: keeps some of the requests that end; None to keep none.
     """
 
@@ -48,13 +76,16 @@ class LLMEngine:
         scheduler: Scheduler,
         executor: Executor,
         kernels: KernelSet,
-        logprobs_mode: LogprobsMode = "raw_logprobs",
-        *,
-        hands_over: bool = False,
+        config: EngineConfig,
+        requests: RequestMaker | None = None,
     ) -> None:
-        self._hands_over = hands_over
-        self.scheduler, self.executor, self.kernels, self.logprobs_mode = scheduler, executor, kernels, logprobs_mode
+        self.scheduler, self.executor, self.kernels, self.requests = scheduler, executor, kernels, requests
+        self.logprobs_mode = config.logprobs_mode
+        # Whether other engines go on with this one's prompts; see `is_sending`.
+        self._hands_over = config.is_prefill
+        self.adapters = EngineAdapters(config, executor, kernels)
         self.ring: RequestRing | None = None
+        self._groups: WeakValueDictionary[str, RequestGroup] = WeakValueDictionary()
         self._null_block = scheduler.manager.pool.num_blocks
         self._observer = StepObserver(scheduler, executor.worker.device)
 
@@ -67,6 +98,79 @@ class LLMEngine:
     def connector(self) -> KVConnector | None:
         """Connector that loads and stores blocks beyond the cache; None without one."""
         return self.scheduler.connector
+
+    @overload
+    def handle(self, command: Add) -> RequestGroup: ...
+
+    @overload
+    def handle(self, command: Control) -> EngineReply: ...
+
+    def handle(self, command: AnyCommand) -> EngineReply | RequestGroup:
+        """Carry out a command between two steps.
+
+        Returns:
+            The reply; the requests of an `Add`, which are queued.
+
+        Raises:
+            ValueError, QueueFullError: it cannot be carried out; nothing has changed.
+        """
+        match command:
+            case Add():
+                return self._add(command)
+            case Abort(request_id):
+                if group := self._groups.get(request_id):
+                    self._abort_group(group)
+            case UpdateDraft(folder):
+                self._update_draft(Path(folder))
+            case LoadAdapter(adapter):
+                self.adapters.load(adapter)
+            case UnloadAdapter(lora_int_id):
+                return Unloaded(self.adapters.unload(lora_int_id))
+            case GetStats():
+                return Stats(self.scheduler.stats())
+            case CheckIntegrity():
+                return self._integrity()
+            case Stop():
+                for group in list(self._groups.values()):
+                    self._abort_group(group)
+            case _:
+                raise TypeError(f"no command of an engine: {command!r:.60}")
+        return Done()
+
+    def new_group(self, add: Add) -> RequestGroup:
+        """Make the requests of a prompt, one per sample, which are not queued yet; see `handle`."""
+        assert self.requests is not None
+        adapter = None if add.adapter is None else self.adapters.load(add.adapter)
+        group = self.requests.group(add, adapter)
+        self._groups[group.request_id] = group
+        return group
+
+    def _add(self, add: Add) -> RequestGroup:
+        group = self.new_group(add)
+        queued: list[Request] = []
+        try:
+            for request in group.requests:
+                self.add_request(request)
+                queued.append(request)
+        except BaseException:
+            for request in queued:
+                self.abort(request)
+            raise
+        return group
+
+    def _abort_group(self, group: RequestGroup) -> None:
+        for request in group.requests:
+            self.abort(request)
+
+    def _integrity(self) -> Integrity:
+        problem = None
+        try:
+            check_scheduler(self.scheduler)
+        except AssertionError as error:
+            problem = one_line(error)
+        pools = (self.scheduler.manager.pool, self.scheduler.manager.host)
+        blocks = sum(pool.num_blocks - pool.num_free for pool in pools)
+        return Integrity(problem, sum(1 for _ in self.scheduler.queues), blocks)
 
     def add_request(self, request: Request) -> None:
         """Queue a request; see `Scheduler.add`."""
@@ -93,8 +197,8 @@ class LLMEngine:
         if self.connector is not None and (self._hands_over or self.scheduler.queues.waiting_for_kv):
             self.connector.wait(KV_WAIT)
 
-    def update_draft(self, folder: Path) -> None:
-        """Replace the draft head between two steps.
+    def _update_draft(self, folder: Path) -> None:
+        """Replace the draft head.
 
         Running requests keep their cache. Features and entries of their known tokens stay the old head's, which changes
         drafts and no output. Later requests do not find them by their prefix; see `RequestMaker.draft_identity`.
@@ -102,19 +206,14 @@ class LLMEngine:
         Raises:
             ValueError: the folder holds no head of the present one's shape; the present one goes on.
         """
+        self.adapters.check_draft()
         rank_values = read_values(folder)
         with on_device(self.worker.device), self.kernels.limited_threads():
             self.executor.update_draft(folder)
         self.scheduler.begin_with_draft(rank_values)
-
-    def load_adapter(self, place: int, files: AdapterFiles) -> None:
-        """Load an adapter into a place of the banks that no row of a later step has before, between two steps.
-
-        Raises:
-            ValueError: none that fits; the place keeps what it has.
-        """
-        with on_device(self.worker.device), self.kernels.limited_threads():
-            self.executor.load_adapter(place, files)
+        assert self.requests is not None
+        self.requests.draft_identity = identity({"head": checkpoint_identity(folder)})
+        logger.info("drafts: the head of %s", shown_path(folder))
 
     def is_sending(self, request: Request) -> bool:
         """Return whether a finished request's answer must wait, as another engine would not find its blocks yet."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from specdec.config import EngineConfig
 from specdec.core.choices import Choices
+from specdec.core.commands import Add
 from specdec.core.detokenizer import Detokenizer
 from specdec.core.lora_request import LoadedAdapter
 from specdec.core.request import Request, RequestGroup
@@ -25,7 +26,7 @@ from specdec.draft_heads.drafting.predicted_text import PredictedText
 from specdec.draft_heads.drafting.structured_drafts import ForcedText
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.engine.chat_tools import ChatTools
-from specdec.engine.prompts import PlainPrompt, Prompt, as_list, read_prompt
+from specdec.engine.prompts import PlainPrompt, as_list
 from specdec.engine.request_texts import RequestTexts
 from specdec.engine.text_limits import Words
 from specdec.kernels.types.settings import MAX_WHOLE, check_text, whole_number
@@ -33,7 +34,7 @@ from specdec.models.checkpoint import has_tokenizer
 from specdec.models.generation_config import GenerationConfig
 from specdec.models.grammar_compiler import GrammarCompiler
 from specdec.models.tokenizer import Tokenizer
-from specdec.verify.grammar_state import GrammarState
+from specdec.verify.grammar_state import Grammar, GrammarState
 from specdec.verify.sampling import Sampling
 
 _TOKEN = "a prompt token"
@@ -128,12 +129,20 @@ class RequestMaker:
         template = tokenizer.chat_template if template is None else template
         return offered.params(params, self.default_params(), tokenizer, template), offered.template_arguments()
 
-    def check(self, prompt: PlainPrompt, params: SamplingParams, priority: int, cache_salt: str | None) -> list[int]:
-        """Check a prompt and its parameters, of `RequestTexts.with_tokens`; return the prompt's tokens.
+    def add(self, prompt: PlainPrompt, params: SamplingParams, priority: int = 0, cache_salt: str | None = None) -> Add:
+        """Check a prompt and its parameters, and return the command that runs it. Nothing checks them again.
 
         Raises:
             ValueError: see `LLM.new_group`.
         """
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"sampling_params is {params!r:.60}; it must be SamplingParams")
+        # The caller may assign to its own afterwards.
+        prompt, params = self.texts.with_tokens(prompt, copy(params))
+        return Add(self._checked(prompt, params, priority, cache_salt), params, int(priority), cache_salt)
+
+    def _checked(self, prompt: PlainPrompt, params: SamplingParams, priority: int, cache_salt: str | None) -> list[int]:
+        """Return the prompt's tokens."""
         if cache_salt is not None:
             check_text("cache_salt", cache_salt)
             if len(cache_salt) > _LONGEST_SALT:
@@ -157,14 +166,6 @@ class RequestMaker:
             raise ValueError(
                 f"choices holds one of {longest} tokens, the prompt has {len(tokens)}, and the context is "
                 f"{self.max_model_len}; shorten one of them"
-            )
-        # The first output token comes without a draft.
-        is_long = params.speculation.enabled and len(tokens) + 1 >= self.draft_context
-        if is_long and not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                f"a prompt of {len(tokens)} tokens gets no drafts: the head drafts for requests of fewer than "
-                f"{self.draft_context} tokens (shown once)"
             )
         for name in ("stop", "bad_words"):
             if getattr(params, name) and self.tokenizer is None:
@@ -203,29 +204,28 @@ class RequestMaker:
             is_shared=is_shared,
         )
 
-    def group(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        priority: int,
-        cache_salt: str | None,
-        adapter: LoadedAdapter | None = None,
-    ) -> RequestGroup:
+    def compile(self, add: Add) -> Grammar | None:
+        """Return the compiled grammar of a request, which takes seconds for large schemas; None without one.
+
+        It is found again by `group` for as long as it is held.
+
+        Raises:
+            ValueError: an invalid schema, regular expression or grammar.
+        """
+        form = add.params.structured_outputs
+        return None if form is None else self.grammars.compile(form)
+
+    def group(self, add: Add, adapter: LoadedAdapter | None = None) -> RequestGroup:
         """Make the requests of a prompt, one per sample, and compile their grammar. They are not queued yet.
 
         Args:
-            adapter: of the target, for these requests.
+            adapter: that of `add`, loaded.
 
         Raises:
-            ValueError: see `LLM.new_group`.
+            ValueError: a grammar that cannot be compiled.
         """
-        if not isinstance(params, SamplingParams):
-            raise ValueError(f"sampling_params is {params!r:.60}; it must be SamplingParams")
-        # The caller may assign to its own afterwards.
-        params = copy(params)
-        content, text, cache_salt = read_prompt(prompt, cache_salt)
-        content, params = self.texts.with_tokens(content, params)
-        tokens = self.check(content, params, priority, cache_salt)
+        params, tokens, cache_salt = add.params, add.prompt, add.cache_salt
+        self._warn_of_no_drafts(add)
         longest, choices = self.max_model_len, None
         if params.choices is not None:
             choices = Choices([[int(token) for token in choice] for choice in params.choices])
@@ -245,7 +245,8 @@ class RequestMaker:
         predicted = [int(token) for token in params.prediction or ()][: self.max_model_len]
         grammars: list[GrammarState | None] = [None] * params.n
         if params.structured_outputs is not None:
-            grammar = self.grammars.compile(params.structured_outputs)
+            grammar = self.compile(add)
+            assert grammar is not None
             grammars = [self.grammars.state(grammar, len(tokens), ends) for _ in grammars]
         requests = [
             Request(
@@ -267,18 +268,31 @@ class RequestMaker:
                     params.kept_special_tokens or (),
                     special_stops,
                 ),
-                priority=int(priority),
+                priority=add.priority,
+                client=add.client,
                 cache_salt=self._salt(cache_salt, adapter),
                 adapter=adapter,
                 cached_samples=cached_samples,
                 choices=choices,
                 least_nodes=choices.least_nodes if choices is not None else 0,
+                is_traced=add.trace,
             )
             for index in range(params.n)
         ]
         for request in requests:
             self._add_sources(request, predicted)
-        return RequestGroup(group_id, text, tokens, requests)
+        return RequestGroup(group_id, add.text, tokens, requests)
+
+    def _warn_of_no_drafts(self, add: Add) -> None:
+        """Say once that a prompt is too long for the draft model."""
+        # The first output token comes without a draft.
+        is_long = add.params.speculation.enabled and len(add.prompt) + 1 >= self.draft_context
+        if is_long and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                f"a prompt of {len(add.prompt)} tokens gets no drafts: the head drafts for requests of fewer than "
+                f"{self.draft_context} tokens (shown once)"
+            )
 
     def _salt(self, cache_salt: str | None, adapter: LoadedAdapter | None) -> str | None:
         """Return what sets a request's blocks apart: its own salt, and what else their content depends on."""

@@ -1,11 +1,12 @@
 """One engine shared by interleaved calls and by threads."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 
+from specdec.core.commands import Abort, Add
 from specdec.core.request import Request, RequestGroup
 from specdec.engine.engine import LLMEngine
 
@@ -33,7 +34,7 @@ class SharedEngine:
         self._owners: dict[Request, _Owner] = {}
         # Requests of closed calls. They are aborted by the call that holds the turn, because a closed iterator may be
         # collected in the middle of a step, by the very thread that takes it.
-        self._abandoned: deque[Request] = deque()
+        self._abandoned: deque[RequestGroup] = deque()
         self._turn, self._next = Lock(), Lock()
 
     @contextmanager
@@ -59,40 +60,34 @@ class SharedEngine:
             self._engine = None
             self._owners.clear()
 
-    def run(self, groups: Sequence[RequestGroup], read: Callable[[RequestGroup], T]) -> Generator[T]:
-        """Run groups to their end, and abort what is unfinished if the caller stops early.
+    def call(self, adds: Sequence[Add], read: Callable[[RequestGroup], T]) -> "EngineCall[T]":
+        """Queue the requests of a call.
 
-        Yields:
-            What `read` makes of a group, once per step in which the group got tokens, in the order of the steps. It is
-            read right after the step, however late the caller asks.
+        Args:
+            read: makes of a group with news what the caller gets.
 
         Raises:
-            ValueError: a request that can never run, or the engine was given up; no other request of these groups is
-                queued then.
+            ValueError: a request that can never run, or the engine was given up; no request of the call is queued then.
             QueueFullError: likewise, if too many requests wait.
         """
+        groups: list[RequestGroup] = []
         news: deque[T] = deque()
-
-        def deliver(group: RequestGroup) -> None:
-            news.append(read(group))
-
-        owners = {request: _Owner(group, deliver) for group in groups for request in group.requests}
         try:
             with self.turn() as engine:
-                for request in owners:
-                    engine.add_request(request)
-                self._owners |= owners
-            while True:
-                while news:
-                    yield news.popleft()
-                with self.turn() as engine:
-                    if not news:
-                        if all(group.finished for group in groups):
-                            return
-                        self.step(engine)
-        finally:
-            self._abandoned.extend(owners)
-            self._abort_abandoned()
+                for add in adds:
+                    group = engine.handle(add)
+                    groups.append(group)
+                    owner = _Owner(group, lambda group: news.append(read(group)))
+                    self._owners |= dict.fromkeys(group.requests, owner)
+        except BaseException:
+            self.abandon(groups)
+            raise
+        return EngineCall(self, groups, news)
+
+    def abandon(self, groups: Sequence[RequestGroup]) -> None:
+        """Abort what is unfinished of these, now or after the running step."""
+        self._abandoned.extend(groups)
+        self._abort_abandoned()
 
     def step(self, engine: LLMEngine) -> None:
         """Step the engine, whose turn the caller has, and queue the news of every call."""
@@ -114,9 +109,47 @@ class SharedEngine:
         while self._abandoned and self._turn.acquire(blocking=False):
             try:
                 while self._abandoned:
-                    request = self._abandoned.popleft()
-                    self._owners.pop(request, None)
+                    group = self._abandoned.popleft()
+                    for request in group.requests:
+                        self._owners.pop(request, None)
                     if self._engine is not None:
-                        self._engine.abort(request)
+                        self._engine.handle(Abort(group.request_id))
             finally:
                 self._turn.release()
+
+
+class EngineCall(Generic[T]):
+    """The queued requests of a call. What is unfinished at the end of its `with` block is aborted.
+
+    Attributes:
+        groups: in the order of their commands.
+    """
+
+    def __init__(self, shared: SharedEngine, groups: Sequence[RequestGroup], news: deque[T]) -> None:
+        self._shared, self.groups, self._news = shared, groups, news
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shared.abandon(self.groups)
+
+    def run(self) -> Iterator[T]:
+        """Run the requests to their end.
+
+        Yields:
+            What `read` makes of a group, once per step in which the group got tokens, in the order of the steps. It is
+            read right after the step, however late the caller asks.
+
+        Raises:
+            ValueError: the engine was given up.
+        """
+        news = self._news
+        while True:
+            while news:
+                yield news.popleft()
+            with self._shared.turn() as engine:
+                if not news:
+                    if all(group.finished for group in self.groups):
+                        return
+                    self._shared.step(engine)

@@ -3,33 +3,17 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from specdec.async_engine.errors import CLOSED, EngineDeadError
-from specdec.async_engine.messages import (
-    Abort,
-    AdapterChanged,
-    Add,
-    CheckIntegrity,
-    Delta,
-    FromEngine,
-    GetStats,
-    Integrity,
-    LoadAdapter,
-    News,
-    Refused,
-    Stats,
-    ToEngine,
-    UnloadAdapter,
-    decode_from_engine,
-    decode_params,
-    encode,
-)
+from specdec.async_engine.exchange import Exchange
+from specdec.async_engine.messages import decode_replies, decode_reply, encode_body
 from specdec.cache.block_pool import extend_hashes
-from specdec.core.engine_stats import EngineStats
-from specdec.core.outputs import SpeculationStats
+from specdec.core.commands import Add, AnyCommand, EngineReply, News, Refused
 from specdec.ray_serve.remote_prefill import RemotePrefill
 from specdec.ray_serve.replica_errors import reason_of
 from specdec.ray_serve.route import Route
@@ -51,13 +35,13 @@ class Replicas(Protocol):
             EngineDeadError: they do not start for another reason.
         """
 
-    def generate(self, name: str, request: bytes, route: Route) -> AsyncIterator[bytes]:
+    def generate(self, name: str, command: bytes, route: Route) -> AsyncIterator[bytes]:
         """Call one replica. Closing the iterator cancels the call."""
 
     async def abort(self, name: str, route: Route) -> None:
         """Call one replica."""
 
-    async def ask(self, question: bytes) -> Sequence[bytes]:
+    async def ask(self, command: bytes) -> Sequence[bytes]:
         """Call all replicas."""
 
     async def close(self) -> None:
@@ -72,6 +56,7 @@ class _Run:
         num_cached: tokens of its prompt that the prefill replica had cached; None where none computed it.
     """
 
+    number: int
     name: str
     add: Add
     route: Route
@@ -87,8 +72,7 @@ class ReplicaConnection:
     its client has seen tokens, of which another replica knows nothing.
 
     Args:
-        handle: takes messages of the replicas.
-        fail: takes the number of a request and its error.
+        exchange: takes replies, and errors.
         block_size: tokens of a block, by which prefixes are known.
         prefill: computes prompts ahead of the replicas; None where each computes its own.
 
@@ -99,12 +83,11 @@ class ReplicaConnection:
     def __init__(
         self,
         replicas: Replicas,
-        handle: Callable[[FromEngine], None],
-        fail: Callable[[int, EngineDeadError], None],
+        exchange: Exchange,
         block_size: int,
         prefill: RemotePrefill | None = None,
     ) -> None:
-        self._replicas, self._handle, self._fail, self._block_size = replicas, handle, fail, block_size
+        self._replicas, self._exchange, self._block_size = replicas, exchange, block_size
         self._prefill = prefill
         # Several front ends call the same replicas.
         self._prefix = secrets.token_hex(8)
@@ -139,26 +122,25 @@ class ReplicaConnection:
         await self._replicas.start()
         self.healthy = True
 
-    def send(self, message: ToEngine) -> None:
-        """Send a message without waiting.
+    def send(self, number: int, command: AnyCommand) -> None:
+        """Send a command without waiting: a request to one replica, others to all.
 
         Raises:
             EngineDeadError: not started, or closed.
         """
         if not self.healthy:
             raise EngineDeadError(CLOSED if self._closed else "the replicas are not started; await start()")
-        match message:
-            case Add(number):
-                name = f"{self._prefix}-{number}"
-                run = self._runs[number] = _Run(name, message, Route(self._hashes(message)))
-                self._tasks[number] = asyncio.create_task(self._run(run))
-            case Abort(number):
-                if under_way := self._runs.get(number):
-                    self._beside(self._abort(under_way))
-            case GetStats() | CheckIntegrity():
-                self._beside(self._ask(message))
-            case LoadAdapter() | UnloadAdapter():
-                self._beside(self._change_adapter(message))
+        if isinstance(command, Add):
+            name = f"{self._prefix}-{number}"
+            run = self._runs[number] = _Run(number, name, command, Route(self._hashes(command)))
+            self._tasks[number] = asyncio.create_task(self._run(run))
+        else:
+            self._beside(self._ask(number, command))
+
+    def cancel(self, number: int) -> None:
+        """End a request, if it is under way."""
+        if run := self._runs.get(number):
+            self._beside(self._abort(run))
 
     def use_draft(self, draft: str | None) -> None:
         """Do nothing: `ReplicatedLLM` replaces no heads."""
@@ -187,7 +169,7 @@ class ReplicaConnection:
         task.add_done_callback(self._others.discard)
 
     async def _run(self, run: _Run) -> None:
-        number = run.add.number
+        number = run.number
         try:
             if self._prefill is not None:
                 run.num_cached = await self._prefill.run(run.name, run.add, run.route.blocks)
@@ -195,7 +177,9 @@ class ReplicaConnection:
                 try:
                     await self._call(run)
                     # Nothing where the answer is complete.
-                    self._fail(number, EngineDeadError(f"replica {run.route.replica} ended the answer too early"))
+                    self._exchange.fail(
+                        number, EngineDeadError(f"replica {run.route.replica} ended the answer too early")
+                    )
                     return
                 except (Exception, asyncio.CancelledError) as error:
                     if (task := asyncio.current_task()) and task.cancelling():
@@ -203,7 +187,7 @@ class ReplicaConnection:
                     # Whatever Ray raises: the replica or its engine process died, could not be reached, or gave up.
                     reason = f"replica {run.route.replica} failed: {reason_of(error)}"
                     if run.has_news or run.aborted or attempt == MOST_ATTEMPTS:
-                        self._fail(number, EngineDeadError(f"{reason}; try again", restarting=True))
+                        self._exchange.fail(number, EngineDeadError(f"{reason}; try again", restarting=True))
                         return
                     logger.warning("%s; request %s is sent to another one", reason, run.name)
                     if run.route.replica is not None:
@@ -214,19 +198,12 @@ class ReplicaConnection:
             del self._runs[number], self._tasks[number]
 
     async def _call(self, run: _Run) -> None:
-        async for data in self._replicas.generate(run.name, encode(run.add), run.route):
-            message = decode_from_engine(data)
-            match message:
-                case News(deltas):
-                    run.has_news = True
-                    for delta in deltas:
-                        delta.number = run.add.number
-                        if run.num_cached is not None and delta.num_cached_tokens is not None:
-                            # What was computed for this very request was not cached.
-                            delta.num_cached_tokens = min(run.num_cached, delta.num_cached_tokens)
-                case Refused():
-                    message.number = run.add.number
-            self._handle(message)
+        async for data in self._replicas.generate(run.name, encode_body(run.add), run.route):
+            run.has_news = True
+            for _, is_last, reply in decode_replies(data):
+                if run.num_cached is not None:
+                    reply = _with_cached(decode_reply(reply), run.num_cached)
+                self._exchange.receive(run.number, reply, is_last)
 
     async def _abort(self, run: _Run) -> None:
         run.aborted = True
@@ -238,52 +215,39 @@ class ReplicaConnection:
                 logger.warning("request %s could not be aborted: %s", run.name, reason_of(error))
             return
         # It waits for a replica that has room.
-        if task := self._tasks.get(run.add.number):
+        if task := self._tasks.get(run.number):
             task.cancel()
-        samples = range(decode_params(run.add.params).n)
-        empty = [Delta(run.add.number, index, [], [], [], "", SpeculationStats(), [], "abort") for index in samples]
-        self._handle(News(empty))
+        self._exchange.receive(run.number, _encoded(run.add.aborted()), is_last=True)
 
-    async def _ask(self, message: GetStats | CheckIntegrity) -> None:
-        try:
-            answers = [decode_from_engine(data) for data in await self._replicas.ask(encode(message))]
-        except Exception as error:
-            logger.warning("the replicas did not answer: %s", reason_of(error))
-            answers = []
-        if isinstance(message, GetStats):
-            each = [answer.stats for answer in answers if isinstance(answer, Stats)]
-            self._handle(Stats(message.call_id, EngineStats.total(each)))
-        else:
-            self._handle(_joint(message.call_id, [answer for answer in answers if isinstance(answer, Integrity)]))
+    async def _ask(self, number: int, command: AnyCommand) -> None:
+        """Have all replicas carry out a command.
 
-    async def _change_adapter(self, message: LoadAdapter | UnloadAdapter) -> None:
-        """Load or unload an adapter on all replicas.
-
-        One that starts later loads an adapter when a request asks for it. One that has loaded an adapter that another
-        refuses keeps it until another adapter needs its place: no request names it.
+        A replica that starts later loads an adapter when a request asks for it. One that has loaded an adapter that
+        another refuses keeps it until another adapter needs its place: no request names it.
         """
-        question = encode(message)
+        encoded, replies, problem = encode_body(command), list[EngineReply](), None
         try:
-            answers = [decode_from_engine(data) for data in await self._replicas.ask(question)]
+            replies = [decode_reply(reply) for reply in await self._replicas.ask(encoded)]
         except Exception as error:
-            problem = f"a replica did not answer: {reason_of(error)}; try again"
-            self._handle(AdapterChanged(message.call_id, problem, queue_full=True))
-            return
-        found = [answer for answer in answers if isinstance(answer, AdapterChanged)]
-        refused = next((answer for answer in found if answer.problem is not None), None)
-        if refused is None and self._prefill is not None:
-            await self._prefill.tell(question)
-        self._handle(
-            AdapterChanged(
-                message.call_id,
-                None if refused is None else refused.problem,
-                refused is not None and refused.queue_full,
-                any(answer.was_loaded for answer in found),
-            )
-        )
+            problem = reason_of(error)
+            logger.warning("the replicas did not reply: %s", problem)
+        reply = command.joined(replies, problem)
+        if command.CHANGES_ENGINE and not isinstance(reply, Refused) and self._prefill is not None:
+            await self._prefill.tell(encoded)
+        self._exchange.receive(number, _encoded(reply), is_last=True)
 
 
-def _joint(call_id: int, answers: Sequence[Integrity]) -> Integrity:
-    problem = next((answer.problem for answer in answers if answer.problem is not None), None)
-    requests, blocks = sum(answer.requests for answer in answers), sum(answer.blocks for answer in answers)
-    return Integrity(call_id, problem, requests, blocks)
+def _encoded(reply: EngineReply) -> msgspec.Raw:
+    return msgspec.Raw(encode_body(reply))
+
+
+def _with_cached(reply: EngineReply, most: int) -> msgspec.Raw:
+    """Return a reply in which at most so many tokens were cached: not those computed for this very request."""
+    if isinstance(reply, News):
+        reply.deltas = [
+            delta
+            if delta.num_cached_tokens is None
+            else delta._replace(num_cached_tokens=min(most, delta.num_cached_tokens))
+            for delta in reply.deltas
+        ]
+    return _encoded(reply)

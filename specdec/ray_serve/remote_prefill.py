@@ -5,11 +5,11 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import cast
 
-import msgspec
-
-from specdec.async_engine.messages import Add, News, Refused, decode_from_engine, decode_params, encode
+from specdec.async_engine.messages import decode_replies, decode_reply, encode_body
+from specdec.core.commands import Add, News, Refused
 from specdec.core.sampling_params import SamplingParams
 from specdec.ray_serve.replica_errors import reason_of
 from specdec.ray_serve.route import Route
@@ -73,8 +73,8 @@ class RemotePrefill:
         finally:
             route.done = True
 
-    async def tell(self, question: bytes) -> None:
-        """Have all load or unload an adapter, as far as they can in time.
+    async def tell(self, command: bytes) -> None:
+        """Have all load or unload an adapter, by an encoded command, as far as they can in time.
 
         One that could not loads it with the first prompt that needs it, and gives up one that is not used any more when
         another needs its place.
@@ -83,27 +83,29 @@ class RemotePrefill:
             return
         try:
             async with asyncio.timeout(self._patience):
-                await self._ask(question)
+                await self._ask(command)
         except Exception as error:
             logger.warning("not all prefill replicas were told of an adapter: %s", reason_of(error))
 
     async def _call(self, name: str, add: Add, route: Route) -> int | None:
         # None of the request's own parameters has a part in the blocks.
         params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
-        given = (add.number, add.prompt, msgspec.Raw(encode(params)), add.priority, add.cache_salt)
-        request = Add(*given, adapter=add.adapter, client=add.client)
+        request = replace(add, params=params, interval=0.0, trace=False)
         num_cached = None
-        parts = cast("AsyncGenerator[bytes]", self._generate(name, encode(request), route))
+        parts = cast("AsyncGenerator[bytes]", self._generate(name, encode_body(request), route))
         async with aclosing(parts):
             async for data in parts:
-                match decode_from_engine(data):
-                    case News(deltas):
-                        found = [delta.num_cached_tokens for delta in deltas if delta.num_cached_tokens is not None]
-                        num_cached = found[0] if found else num_cached
-                    case Refused(_, reason):
-                        raise ValueError(reason)
+                for _, _, reply in decode_replies(data):
+                    match decode_reply(reply):
+                        case News(deltas):
+                            found = [delta.num_cached_tokens for delta in deltas if delta.num_cached_tokens is not None]
+                            num_cached = found[0] if found else num_cached
+                        case Refused() as refused:
+                            raise refused.error()
+                        case other:
+                            raise TypeError(f"no reply to a request: {other!r:.60}")
         return num_cached
 
 
 def _scores_prompt(add: Add) -> bool:
-    return decode_params(add.params).prompt_logprobs is not None
+    return add.params.prompt_logprobs is not None

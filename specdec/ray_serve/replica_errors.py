@@ -1,6 +1,6 @@
 """Errors of calls of replicas, in words."""
 
-from specdec.async_engine.messages import one_line
+from specdec.core.commands import one_line
 
 
 def reason_of(error: BaseException) -> str:

@@ -53,7 +53,7 @@ class ReplicatedLLM(AsyncLLM):
         raise ValueError(f"draft is {str(draft)!r}; replicas cannot replace their head; deploy the application anew")
 
     def _connect(self, setup: Setup, timeout: float) -> EngineConnection:  # noqa: ARG002
-        return ReplicaConnection(self._replicas, self._receive, self._fail, self.config.block_size, self._prefill)
+        return ReplicaConnection(self._replicas, self._exchange, self.config.block_size, self._prefill)
 
 
 def replicated_here(

@@ -9,6 +9,7 @@ from enum import Enum
 from specdec.cache.block_moves import PublishedBlock
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.engine_stats import EngineStats
+from specdec.core.errors import QueueFullError
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.kv_transfer.kv_connector import KVConnector
@@ -29,10 +30,6 @@ class Admission(Enum):
     OK = "ok"
     LATER = "later"
     NEVER = "never"
-
-
-class QueueFullError(RuntimeError):
-    """The queue holds `max_queued_requests` requests; try again later."""
 
 
 # Waiting requests whose blocks are hashed while a step runs.

@@ -17,13 +17,13 @@ from specdec.async_engine.errors import EngineDeadError
 from specdec.async_engine.text_lanes import SHORT_TEXT
 from specdec.config import EngineConfig
 from specdec.core.engine_stats import EngineStats
+from specdec.core.errors import QueueFullError
 from specdec.core.outputs import CompletionOutput, RequestOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.step_report import StepReporter
 from specdec.core.stop_strings import StopStrings
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.models.tokenizer import Tokenizer
-from specdec.scheduling.scheduler import QueueFullError
 from specdec.server.adapters import ServedAdapters
 from specdec.server.chat_templates import read_chat_template
 from specdec.server.completion_request import Prompt

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from specdec import LLM, DraftShape, SamplingParams
+from specdec.core.errors import QueueFullError
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
-from specdec.scheduling.scheduler import QueueFullError
 from tests.fakes import save_random_head, save_random_llama
 
 FREE = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

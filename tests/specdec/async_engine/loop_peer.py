@@ -1,24 +1,25 @@
 """The front end's side of an engine process's loop that runs in a thread of the test."""
 
 import threading
-from typing import Any
+from collections import deque
 
 import msgspec
 import zmq
 
-from specdec import LLM
+from specdec import LLM, SamplingParams
 from specdec.async_engine.engine_loop import EngineLoop
 from specdec.async_engine.messages import (
-    Add,
-    Delta,
-    FromEngine,
+    Call,
+    Cancel,
     Heartbeat,
-    News,
-    Stop,
+    Replies,
     ToEngine,
     decode_from_engine,
+    decode_reply,
     encode,
+    encode_body,
 )
+from specdec.core.commands import Add, AnyCommand, Delta, EngineReply, News, Stop
 from tests.specdec.async_engine.served import SHORT
 
 WAIT_MS = 20_000
@@ -34,8 +35,9 @@ class Peer:
         self.socket.linger = other.linger = 0
         self.socket.bind("inproc://engine")
         other.connect("inproc://engine")
-        self.loop = EngineLoop(llm, other)
+        self.loop = EngineLoop(llm.engine, other)
         self.error: Exception | None = None
+        self._unread: deque[tuple[int, EngineReply]] = deque()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -49,30 +51,41 @@ class Peer:
         for message in messages:
             self.socket.send(encode(message))
 
-    def receive(self) -> FromEngine:
-        """Return the next message that is not a heartbeat."""
-        message: FromEngine = Heartbeat()
-        while isinstance(message, Heartbeat):
+    def cancel(self, *numbers: int) -> None:
+        self.send(*map(Cancel, numbers))
+
+    def stop(self) -> None:
+        self.send(call(-1, Stop()))
+
+    def receive(self) -> tuple[int, EngineReply]:
+        """Return the next reply, behind the number of its call."""
+        while not self._unread:
             assert self.socket.poll(WAIT_MS), "no message came"
             message = decode_from_engine(self.socket.recv())
-        return message
+            if not isinstance(message, Heartbeat):
+                assert isinstance(message, Replies)
+                self._unread.extend((number, decode_reply(reply)) for number, _, reply in message.replies)
+        return self._unread.popleft()
 
     def ended(self, *numbers: int) -> dict[int, list[Delta]]:
         """Read until these requests have ended; return all deltas."""
         deltas: dict[int, list[Delta]] = {number: [] for number in numbers}
         while not all(found and found[-1].finish_reason for found in deltas.values()):
-            message = self.receive()
-            assert isinstance(message, News)
-            for delta in message.deltas:
-                deltas[delta.number].append(delta)
+            number, news = self.receive()
+            assert isinstance(news, News)
+            deltas[number] += news.deltas
         return deltas
 
     def close(self) -> None:
-        self.send(Stop())
+        self.stop()
         self.thread.join(WAIT_MS / 1000)
         assert not self.thread.is_alive()
         self.context.destroy(linger=0)
 
 
-def add(number: int, prompt: list[int], params: Any = SHORT, priority: int = 0) -> Add:
-    return Add(number, prompt, msgspec.Raw(encode(params)), priority, None)
+def call(number: int, command: AnyCommand) -> Call:
+    return Call(number, msgspec.Raw(encode_body(command)))
+
+
+def add(number: int, prompt: list[int], params: SamplingParams = SHORT, priority: int = 0) -> Call:
+    return call(number, Add(prompt, params, priority))

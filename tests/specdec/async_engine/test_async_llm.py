@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec import LLM, AsyncLLM, QueueFullError, RequestOutput, RequestOutputKind, SamplingParams
+from specdec.core.commands import Add
 from specdec.core.outputs import Logprob, SpeculationStats, TreeTrace
 from specdec.engine.request_maker import RequestMaker
 from tests.profiles import num_cases
@@ -222,13 +223,13 @@ def test_long_text_is_tokenized_beside_the_event_loop(
 ) -> None:
     monkeypatch.setattr("specdec.async_engine.async_llm.SHORT_TEXT", 4)
     threads = []
-    real = RequestMaker.check
+    real = RequestMaker.add
 
-    def check(maker: RequestMaker, *args: Any) -> list[int]:
+    def add(maker: RequestMaker, *args: Any) -> Add:
         threads.append(threading.current_thread())
         return real(maker, *args)
 
-    monkeypatch.setattr(RequestMaker, "check", check)
+    monkeypatch.setattr(RequestMaker, "add", add)
     for prompt in ("ab c", "ab cd"):
         assert_same(
             served.run(states_of(served.llm, prompt, SHORT))[-1], offline.generate(prompt, SHORT, use_tqdm=False)[0]
@@ -359,9 +360,9 @@ def test_abort_by_name(served: Served) -> None:
 def test_numbers_given_to_requests_pass_over_names_that_are_taken(served: Served) -> None:
     async def work() -> None:
         last = int((await states_of(served.llm, [3], SHORT))[-1].request_id)
-        named = served.llm.generate([3], ENDLESS, request_id=str(last + 2))
+        named = served.llm.generate([3], ENDLESS, request_id=str(last + 1))
         await anext(named)
-        assert (await states_of(served.llm, [3], SHORT))[-1].request_id == str(last + 3)
+        assert (await states_of(served.llm, [3], SHORT))[-1].request_id == str(last + 2)
         await named.aclose()
         await assert_idle(served.llm)
 

@@ -13,16 +13,9 @@ import pytest
 from specdec import LLM, SamplingParams, StructuredOutputsParams
 from specdec.async_engine import compile_lanes
 from specdec.async_engine.compile_lanes import NUM_LONG, NUM_QUICK
-from specdec.async_engine.messages import (
-    Abort,
-    CheckIntegrity,
-    Heartbeat,
-    Integrity,
-    Refused,
-    Stop,
-    decode_from_engine,
-)
-from tests.specdec.async_engine.loop_peer import WAIT_MS, Peer, add
+from specdec.async_engine.messages import Heartbeat, decode_from_engine
+from specdec.core.commands import CheckIntegrity, Integrity, Refused
+from tests.specdec.async_engine.loop_peer import WAIT_MS, Peer, add, call
 from tests.specdec.async_engine.served import SETTINGS, SHORT
 from tests.specdec.world import World
 
@@ -101,9 +94,9 @@ def test_one_form_without_end_keeps_nobody_waiting(llm: LLM, peer: Peer) -> None
     peer.send(add(3, [5]))
     assert tokens(peer, 3) == expected[1].token_ids
     process = wait_for_process(peer, 1)
-    peer.send(CheckIntegrity(7))
-    assert peer.receive() == Integrity(7, None, 1, 0)
-    peer.send(Abort(1))
+    peer.send(call(7, CheckIntegrity()))
+    assert peer.receive() == (7, Integrity(None, 1, 0))
+    peer.cancel(1)
     assert peer.ended(1)[1][-1].finish_reason == "abort"
     wait_for_end(process)
     assert not peer.loop._compiling
@@ -119,14 +112,14 @@ def test_forms_without_end_leave_lanes_to_others(peer: Peer) -> None:
     for number in numbers:
         # Each begins again when others have ended.
         wait_for_process(peer, number)
-        peer.send(Abort(number))
+        peer.cancel(number)
         peer.ended(number)
 
 
 def test_an_endless_schema_is_aborted(peer: Peer) -> None:
     peer.send(add(1, [3, 4], structured(ENDLESS)))
     process = wait_for_process(peer, 1)
-    peer.send(Abort(1))
+    peer.cancel(1)
     assert peer.ended(1)[1][-1].finish_reason == "abort"
     wait_for_end(process)
 
@@ -138,16 +131,16 @@ def test_the_engine_gives_signs_of_life_while_a_grammar_alone_is_waited_for(peer
         assert peer.socket.poll(WAIT_MS)
         assert isinstance(decode_from_engine(peer.socket.recv()), Heartbeat)
     assert list(peer.loop._compiling) == [1]
-    peer.send(Abort(1))
+    peer.cancel(1)
     peer.ended(1)
 
 
 def refusal(peer: Peer, number: int, form: StructuredOutputsParams) -> str:
     peer.send(add(number, [3, 4], structured(form)))
-    message = peer.receive()
-    assert isinstance(message, Refused)
-    assert (message.number, message.queue_full) == (number, False)
-    return message.reason
+    replied, refused = peer.receive()
+    assert isinstance(refused, Refused)
+    assert (replied, refused.kind) == (number, "wrong")
+    return refused.message
 
 
 def test_limits_are_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,8 +155,7 @@ def test_limits_are_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None
     assert reason == "structured_outputs.grammar needs more than 8 MiB of memory to be compiled; make it smaller"
     large = StructuredOutputsParams(choice=["a" * 150_000, "b" * 50_001])
     message = "structured_outputs.choice has 200001 bytes, more than structured_max_bytes, 200000; make it smaller"
-    assert refusal(peer, 2, large).startswith(message)
-    # Offline too, and before anything is made of it.
+    # Before anything is made of it.
     with pytest.raises(ValueError, match=message):
         llm.generate([3], structured(large), use_tqdm=False)
     peer.close()
@@ -183,9 +175,9 @@ def test_a_process_that_is_killed_is_replaced(peer: Peer, which: str) -> None:
     if which == "compile process":
         os.kill(compile_process(peer), signal.SIGKILL)
     os.kill(process, signal.SIGKILL)
-    message = peer.receive()
-    assert isinstance(message, Refused)
-    assert "its process ended, by a fault or for want of memory" in message.reason
+    _, refused = peer.receive()
+    assert isinstance(refused, Refused)
+    assert "its process ended, by a fault or for want of memory" in refused.message
     again = structured(StructuredOutputsParams(choice=[f"{which} again"]))
     peer.send(add(2, [3, 4], again))
     assert peer.ended(2)[2][-1].finish_reason is not None
@@ -210,9 +202,10 @@ def test_more_forms_than_lanes_wait(peer: Peer) -> None:
     peer.send(*(add(number, [3, 4], structured(ENDLESS)) for number in range(1, 7)))
     processes = [wait_for_process(peer, number) for number in range(1, 5)]
     form = structured(StructuredOutputsParams(regex="[d-f]{4}"))
-    peer.send(add(7, [3, 4], form), Abort(5), Abort(6), Abort(1))
+    peer.send(add(7, [3, 4], form))
+    peer.cancel(5, 6, 1)
     assert peer.ended(1, 5, 6, 7)[7][-1].finish_reason != "abort"
-    peer.send(*map(Abort, (2, 3, 4)))
+    peer.cancel(2, 3, 4)
     peer.ended(2, 3, 4)
     for process in processes:
         wait_for_end(process)
@@ -223,7 +216,7 @@ def test_all_processes_end_with_the_loop(world: World) -> None:
     peer.send(add(1, [3, 4], structured(ENDLESS)))
     process = wait_for_process(peer, 1)
     parent = compile_process(peer)
-    peer.send(Stop())
+    peer.stop()
     peer.ended(1)
     peer.close()
     wait_for_end(parent)

@@ -4,29 +4,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
 from specdec import LLM
 from specdec.async_engine import engine_loop
 from specdec.async_engine.engine_loop import MOST_FAILURES, EngineLoop
-from specdec.async_engine.messages import (
-    Abort,
-    CheckIntegrity,
-    Delta,
-    GetStats,
-    Integrity,
-    News,
-    Refused,
-    Stats,
-    Stop,
-    encode,
-)
+from specdec.async_engine.messages import Call, encode
 from specdec.cache.kv_cache import KVCache
 from specdec.cache.kv_cache_manager import KVCacheManager
+from specdec.core.commands import CheckIntegrity, Delta, GetStats, Integrity, News, Refused, Stats
 from specdec.execution.executor import ExecutorDeadError
 from specdec.execution.model_runner import ModelRunner
-from tests.specdec.async_engine.loop_peer import WAIT_MS, Peer, add
+from tests.specdec.async_engine.loop_peer import WAIT_MS, Peer, add, call
 from tests.specdec.async_engine.served import SETTINGS, SHORT
 from tests.specdec.world import World
 
@@ -95,10 +86,8 @@ def test_a_failed_step_ends_its_own_requests(llm: LLM, peer: Peer, monkeypatch: 
         assert (last.finish_reason, last.error) == ("error", "the step failed: out of memory")
         assert 0 < len(tokens_of(deltas[number])) < 200
     assert tokens_of(deltas[3]) == expected
-    peer.send(CheckIntegrity(9))
-    answer = peer.receive()
-    assert isinstance(answer, Integrity)
-    assert (answer.problem, answer.requests, answer.blocks) == (None, 0, 0)
+    peer.send(call(9, CheckIntegrity()))
+    assert peer.receive() == (9, Integrity(None, 0, 0))
 
 
 def test_steps_that_fail_again_and_again_end_the_loop(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,56 +141,50 @@ def test_a_new_request_joins_at_the_next_step(llm: LLM) -> None:
     with context, context.socket(zmq.DEALER) as near, context.socket(zmq.DEALER) as far:
         near.bind("inproc://engine")
         far.connect("inproc://engine")
-        loop = EngineLoop(llm, far)
+        loop = EngineLoop(llm.engine, far)
         for number in (1, 2):
             near.send(encode(add(number, [3, 4 + number], LONG)))
             loop._receive()
             loop._step()
-        assert [delta.number for delta in loop._take_news()] == [1, 2]
+        assert [reply.number for reply in loop._take_news()] == [1, 2]
         for number in (1, 2):
-            loop._abort(number)
+            loop._cancel(number)
         loop._take_news()
         assert (loop._outboxes, loop._owners) == ({}, {})
 
 
 def test_malformed_messages_are_survived(llm: LLM, peer: Peer) -> None:
     expected = llm.generate([3, 4], SHORT, use_tqdm=False)[0].token_ids
-    for data in (b"", b"\xc1", encode(3), encode(["Add", 1]), encode(["Nothing"]), encode(["Add", "x", 3, 4, 5, 6])):
+    for data in (b"", b"\xc1", encode(3), encode(["Call", 1]), encode(["Nothing"]), encode(["Call", "x", 3])):
         peer.socket.send(data)
-    peer.send(Abort(77), add(1, [3, 4]))
-    bad = [
-        add(2, []),
-        add(3, [97]),
-        add(4, [3], {"temperature": -1.0}),
-        add(5, [3], {"temperature": "hot"}),
-        add(6, [3], 5),
-    ]
-    peer.send(*bad)
+    peer.cancel(77)
+    peer.send(add(1, [3, 4]))
+    hot, cold = ({"temperature": value} for value in ("hot", -1.0))
+    adds = [{"prompt": [3], "params": hot}, {"prompt": [3], "params": cold}, {"prompt": [3], "params": 5}, {}]
+    bad = [*(["Add", add] for add in adds), ["Nothing", {}], 3]
+    peer.send(*(Call(2 + index, msgspec.Raw(encode(command))) for index, command in enumerate(bad)))
     refused: dict[int, str] = {}
     tokens: list[int] = []
     finished = False
-    while not finished or len(refused) < 5:
+    while not finished or len(refused) < len(bad):
         match peer.receive():
-            case Refused(number, reason, queue_full):
-                assert not queue_full
+            case number, Refused(reason):
                 assert "\n" not in reason
                 refused[number] = reason
-            case News(deltas):
+            case 1, News(deltas):
                 tokens += tokens_of(deltas)
                 finished = finished or any(delta.finish_reason is not None for delta in deltas)
     assert tokens == expected
-    assert refused[2] == "the prompt is empty; give at least one token"
-    assert "outside the vocabulary" in refused[3]
-    assert "temperature is -1.0" in refused[4]
-    assert sorted(refused) == [2, 3, 4, 5, 6]
+    assert "temperature is -1.0" in refused[3]
+    assert sorted(refused) == [2, 3, 4, 5, 6, 7]
 
 
 def test_stop_aborts_and_delivers(llm: LLM) -> None:
     peer = Peer(llm)
-    peer.send(add(1, [3], LONG), add(2, [4], LONG), add(3, [5], LONG), GetStats(4))
-    while not isinstance(peer.receive(), Stats):
+    peer.send(add(1, [3], LONG), add(2, [4], LONG), add(3, [5], LONG), call(4, GetStats()))
+    while peer.receive()[0] != 4:
         pass
-    peer.send(Stop())
+    peer.stop()
     assert {found[-1].finish_reason for found in peer.ended(1, 2, 3).values()} == {"abort"}
     peer.thread.join(WAIT_MS / 1000)
     assert not peer.thread.is_alive()
@@ -213,19 +196,18 @@ def test_a_request_for_which_the_queue_is_too_short_leaves_nothing(world: World)
     llm = LLM(world.folder / "target", draft=None, **{**SETTINGS, "max_queued_requests": 2, "max_num_seqs": 1})
     peer = Peer(llm)
     several = replace(LONG, n=3)
-    peer.send(add(1, [3], several), add(2, [4], several), add(3, [5], several), GetStats(4))
-    refused, stats = None, None
+    peer.send(add(1, [3], several), add(2, [4], several), add(3, [5], several), call(4, GetStats()))
+    refused, stats = {}, None
     while stats is None:
         match peer.receive():
-            case Refused() as refused:
+            case number, Refused(_, kind):
+                refused[number] = kind
+            case 4, Stats(stats):
                 pass
-            case Stats(_, stats):
-                pass
-    assert refused is not None
-    assert (refused.number, refused.queue_full) == (3, True)
+    assert refused == {3: "queue_full"}
     assert (stats.queued, stats.aborted) == (6, 0)
     # The last states of an aborted request are taken, or the loop does not end.
-    peer.send(Stop())
+    peer.stop()
     peer.ended(1, 2)
     peer.thread.join(WAIT_MS / 1000)
     assert not peer.thread.is_alive()

@@ -36,7 +36,7 @@ def test_news_wait_for_the_interval_but_for_the_first_token_and_the_end(world: W
     _take(first, 7)
     outbox.mark(first)
     assert outbox.is_due(10.5)
-    assert [(delta.index, delta.token_ids) for delta in outbox.take(10.5)] == [(0, [6, 7]), (1, [8, 9])]
+    assert [(delta.sample_index, delta.token_ids) for delta in outbox.take(10.5)] == [(0, [6, 7]), (1, [8, 9])]
     for request in group.requests:
         _take(request, *range(3, 3 + request.num_remaining))
         outbox.mark(request)

@@ -7,8 +7,10 @@ import pytest
 
 from specdec.async_engine import supervisor as module
 from specdec.async_engine.errors import EngineDeadError
-from specdec.async_engine.messages import Failed, FromEngine, Heartbeat, Ready, Setup, Stop, ToEngine
+from specdec.async_engine.exchange import Exchange, Waiting
+from specdec.async_engine.messages import Call, Failed, FromEngine, Heartbeat, Ready, Setup, ToEngine, decode_command
 from specdec.async_engine.supervisor import MOST_RESTARTS, Supervisor
+from specdec.core.commands import GetStats, Stop
 
 SETUP = Setup(None, None, {}, ".", 30)
 
@@ -30,7 +32,7 @@ class FakeProcess:
 
     def send(self, message: ToEngine) -> None:
         self.sent.append(message)
-        if isinstance(message, Stop):
+        if isinstance(message, Call) and isinstance(decode_command(message.command), Stop):
             self.died.set()
 
     def kill(self) -> None:
@@ -56,9 +58,20 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> type[FakeProcess]:
     return FakeProcess
 
 
-def make() -> tuple[Supervisor, list[EngineDeadError]]:
-    deaths: list[EngineDeadError] = []
-    return Supervisor(SETUP, lambda _: None, deaths.append, lambda: False, 0), deaths
+class Deaths(Exchange):
+    """An exchange that only notes why its calls end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[EngineDeadError] = []
+
+    def fail_all(self, error: EngineDeadError) -> None:
+        self.seen.append(error)
+
+
+def make(timeout: float = 0) -> tuple[Supervisor, list[EngineDeadError]]:
+    exchange = Deaths()
+    return Supervisor(SETUP, exchange, timeout), exchange.seen
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -79,7 +92,7 @@ def test_a_process_that_always_dies_is_restarted_so_many_times(processes: type[F
         assert [death.restarting for death in deaths] == [True] * MOST_RESTARTS + [False]
         assert str(deaths[0]) == "the engine process died (exit code -9); it is being restarted, try again soon"
         with pytest.raises(EngineDeadError, match="it failed too often, start the program anew"):
-            supervisor.send(Stop())
+            supervisor.send(1, GetStats())
         await asyncio.sleep(0.05)
         assert len(processes.started) == MOST_RESTARTS + 1
         await supervisor.close()
@@ -193,7 +206,9 @@ def test_close_asks_first_and_is_final(processes: type[FakeProcess]) -> None:
         await supervisor.start()
         await supervisor.close()
         await supervisor.close()
-        assert processes.started[0].sent == [Stop()]
+        (message,) = processes.started[0].sent
+        assert isinstance(message, Call)
+        assert decode_command(message.command) == Stop()
         assert (len(processes.started), deaths, supervisor.healthy) == (1, [], False)
         with pytest.raises(EngineDeadError, match="the engine is closed"):
             await supervisor.start()
@@ -203,17 +218,15 @@ def test_close_asks_first_and_is_final(processes: type[FakeProcess]) -> None:
 
 def test_a_silent_process_that_is_awaited_is_killed(processes: type[FakeProcess]) -> None:
     """Neither one that is idle, nor one that sends anything."""
-    is_awaited = False
-    deaths: list[EngineDeadError] = []
 
     async def work() -> None:
-        nonlocal is_awaited
-        supervisor = Supervisor(SETUP, lambda _: None, deaths.append, lambda: is_awaited, 2.0)
+        exchange = Deaths()
+        supervisor, deaths = Supervisor(SETUP, exchange, 2.0), exchange.seen
         await supervisor.start()
         process = processes.started[0]
         # Much longer than a loaded machine lets an event loop wait between two heartbeats.
         await asyncio.sleep(2.5)
-        is_awaited = True
+        exchange.open(Waiting())
         for _ in range(125):
             process.handle(Heartbeat())
             await asyncio.sleep(0.02)

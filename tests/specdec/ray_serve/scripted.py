@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from specdec.async_engine.messages import Add, Delta, News, decode_to_engine, encode
+import msgspec
+
+from specdec.async_engine.messages import ReplyTo, decode_command, encode, encode_body
+from specdec.core.commands import Add, Delta, EngineReply, News, Refused
 from specdec.core.outputs import SpeculationStats
 from specdec.ray_serve.route import Route
 
 LIMIT = 60.0
-Act = Callable[[Add], Any] | BaseException | None
+Act = EngineReply | BaseException | None
 
 
 class Script:
@@ -30,10 +33,9 @@ class Script:
     async def start(self) -> None:
         pass
 
-    async def generate(self, name: str, request: bytes, route: Route) -> AsyncIterator[bytes]:  # noqa: ARG002
+    async def generate(self, name: str, command: bytes, route: Route) -> AsyncIterator[bytes]:  # noqa: ARG002
         self.tried.append(set(route.avoid))
-        add = decode_to_engine(request)
-        assert isinstance(add, Add)
+        assert isinstance(decode_command(command), Add)
         for act in next(self._calls):
             if act is None:
                 await asyncio.Event().wait()
@@ -42,21 +44,26 @@ class Script:
                 raise act
             else:
                 route.replica = f"r{len(self.tried)}"
-                yield encode(act(add))
+                yield encode([sent(act)])
 
     async def abort(self, name: str, route: Route) -> None:  # noqa: ARG002
         self.aborted.append(route.only)
 
-    async def ask(self, question: bytes) -> Sequence[bytes]:  # noqa: ARG002
-        return [encode(answer) for answer in self._answers]
+    async def ask(self, command: bytes) -> Sequence[bytes]:  # noqa: ARG002
+        return [encode_body(answer) for answer in self._answers]
 
     async def close(self) -> None:
         pass
 
 
-def token(reason: str | None) -> Callable[[Add], News]:
-    # The number is the replica's own.
-    return lambda _: News([Delta(99, 0, [7], [False], [], "", SpeculationStats(), [], reason)])
+def sent(reply: EngineReply) -> ReplyTo:
+    """Return a reply as a replica sends it; the number is the replica's own."""
+    is_last = isinstance(reply, Refused) or (isinstance(reply, News) and reply.deltas[-1].finish_reason is not None)
+    return ReplyTo(99, is_last, msgspec.Raw(encode_body(reply)))
+
+
+def token(reason: str | None) -> News:
+    return News([Delta(0, [7], [False], [], "", SpeculationStats(), [], reason)])
 
 
 def run_limited(work: Callable[[], Any]) -> Any:

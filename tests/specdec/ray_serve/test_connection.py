@@ -12,12 +12,7 @@ from transformers import LlamaForCausalLM
 
 from specdec import LLM, EngineDeadError, LoRARequest, QueueFullError, RequestOutput, SamplingParams
 from specdec.async_engine.async_llm import AsyncLLM
-from specdec.async_engine.messages import (
-    AdapterChanged,
-    Integrity,
-    Refused,
-    Stats,
-)
+from specdec.core.commands import Done, EngineReply, Integrity, Refused, Stats, Unloaded
 from specdec.core.engine_stats import DraftOutlook, EngineStats
 from specdec.ray_serve.connection import MOST_ATTEMPTS
 from specdec.ray_serve.engine_replica import EngineReplica
@@ -38,9 +33,9 @@ class OneReplica:
     async def start(self) -> None:
         await self.replica.check_health()
 
-    async def generate(self, name: str, request: bytes, route: Route) -> AsyncIterator[bytes]:
+    async def generate(self, name: str, command: bytes, route: Route) -> AsyncIterator[bytes]:
         route.replica = "A"
-        async with aclosing(self.replica.generate(name, request)) as parts:
+        async with aclosing(self.replica.generate(name, command)) as parts:
             async for part in parts:
                 yield part
 
@@ -48,8 +43,8 @@ class OneReplica:
         assert route.only == "A"
         await self.replica.abort(name)
 
-    async def ask(self, question: bytes) -> Sequence[bytes]:
-        return [await self.replica.ask(question)]
+    async def ask(self, command: bytes) -> Sequence[bytes]:
+        return [await self.replica.ask(command)]
 
     async def close(self) -> None:
         await self.replica.close()
@@ -172,7 +167,7 @@ def test_the_cause_of_a_remote_error_is_shown(scripted: Callable[..., Any]) -> N
 
 
 def test_a_full_queue(scripted: Callable[..., Any]) -> None:
-    script = Script([lambda _: Refused(99, "100 requests wait", True)])
+    script = Script([Refused("100 requests wait", "queue_full")])
     with pytest.raises(QueueFullError, match="100 requests wait"):
         scripted(script, one_request)
 
@@ -200,23 +195,23 @@ def test_abort(scripted: Callable[..., Any], calls: list[Any]) -> None:
 def test_an_adapter_that_a_replica_does_not_load_is_refused(scripted: Callable[..., Any]) -> None:
     adapter = LoRARequest("a", 1, "/a")
 
-    def load(*answers: AdapterChanged) -> None:
+    def load(*answers: EngineReply) -> None:
         scripted(Script(answers=answers), lambda llm: llm.add_lora(adapter))
 
-    fine = AdapterChanged(0)
+    fine = Done()
     load(fine, fine)
     with pytest.raises(ValueError, match="no such folder"):
-        load(fine, AdapterChanged(0, "/a: no such folder"))
+        load(fine, Refused("/a: no such folder", "wrong"))
     with pytest.raises(QueueFullError, match="other adapters"):
-        load(AdapterChanged(0, "running requests have max_loras 1 other adapters", True), fine)
+        load(Refused("running requests have max_loras 1 other adapters", "queue_full"), fine)
 
     class Gone(Script):
-        async def ask(self, question: bytes) -> Sequence[bytes]:  # noqa: ARG002
+        async def ask(self, command: bytes) -> Sequence[bytes]:  # noqa: ARG002
             raise GONE
 
     with pytest.raises(QueueFullError, match=r"a replica did not answer: The actor died; try again"):
         scripted(Gone(), lambda llm: llm.add_lora(adapter))
-    answers = [AdapterChanged(0), AdapterChanged(0, was_loaded=True)]
+    answers = [Unloaded(False), Unloaded(True)]
     assert scripted(Script(answers=answers), lambda llm: llm.remove_lora(1))
 
 
@@ -226,14 +221,14 @@ def test_figures_of_all_replicas(scripted: Callable[..., Any]) -> None:
         EngineStats(running=1, kv_usage=0.5, trees_by_accepted={0: 1, 2: 3}),
         EngineStats(running=2, kv_usage=0.0, trees_by_accepted={2: 1}, outlook=outlook),
     ]
-    total = scripted(Script(answers=[Stats(0, part) for part in parts]), lambda llm: llm.stats())
+    total = scripted(Script(answers=[Stats(part) for part in parts]), lambda llm: llm.stats())
     expected = EngineStats(running=3, kv_usage=0.25, trees_by_accepted={0: 1, 2: 4}, outlook=outlook)
     assert total == expected
     assert scripted(Script(), lambda llm: llm.stats()) == EngineStats()
 
 
 def test_integrity_of_all_replicas(scripted: Callable[..., Any]) -> None:
-    fine, wrong = Integrity(0, None, 1, 2), Integrity(0, "a block is lost", 0, 1)
+    fine, wrong = Integrity(None, 1, 2), Integrity("a block is lost", 0, 1)
     assert scripted(Script(answers=[fine, fine]), lambda llm: llm.check_integrity()) == (2, 4)
     with pytest.raises(AssertionError, match="a block is lost"):
         scripted(Script(answers=[fine, wrong]), lambda llm: llm.check_integrity())
@@ -244,9 +239,9 @@ def test_hashes_are_those_of_the_engine(tiny: Tiny) -> None:
     seen: list[Sequence[bytes]] = []
 
     class Spy(Script):
-        async def generate(self, name: str, request: bytes, route: Route) -> AsyncIterator[bytes]:
+        async def generate(self, name: str, command: bytes, route: Route) -> AsyncIterator[bytes]:
             seen.append(route.blocks)
-            async for part in super().generate(name, request, route):
+            async for part in super().generate(name, command, route):
                 yield part
 
     async def run() -> None:

@@ -10,7 +10,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from specdec import LLM
-from specdec.async_engine.messages import GetStats, Stats, decode_from_engine, encode
+from specdec.async_engine.messages import decode_reply, encode_body
+from specdec.core.commands import GetStats, Stats
 from specdec.core.engine_stats import EngineStats
 from tests.specdec.kv_transfer.engines import disk
 from tests.specdec.kv_transfer.mooncake import mooncake_master, needs_mooncake
@@ -51,7 +52,7 @@ def stats(server: Served, deployment: str) -> EngineStats:
     """Return the counts of the only replica of a deployment."""
     connection: Any = server.llm._connection
     replicas = connection._replicas._handles[deployment]
-    (answer,) = [decode_from_engine(data) for data in server.call(replicas.ask(encode(GetStats(0))))]
+    (answer,) = [decode_reply(data) for data in server.call(replicas.ask(encode_body(GetStats())))]
     assert isinstance(answer, Stats)
     return answer.stats
 

@@ -12,20 +12,11 @@ import pytest
 
 from specdec import LLM, RequestOutput, SamplingParams
 from specdec.async_engine.async_llm import AsyncLLM
-from specdec.async_engine.messages import (
-    AdapterChanged,
-    Add,
-    Delta,
-    LoadAdapter,
-    News,
-    Refused,
-    decode_params,
-    decode_to_engine,
-    encode,
-)
+from specdec.async_engine.messages import decode_command, encode, encode_body
 from specdec.async_engine.outbox import Outbox
 from specdec.building.resolved_config import resolved_config
 from specdec.building.vllm_keywords import LLMKeywords
+from specdec.core.commands import Add, Delta, LoadAdapter, News, Refused
 from specdec.core.outputs import SpeculationStats
 from specdec.ray_serve import remote_prefill
 from specdec.ray_serve.remote_prefill import RemotePrefill
@@ -33,7 +24,7 @@ from specdec.ray_serve.replicated_llm import ReplicatedLLM, _check_split
 from specdec.ray_serve.route import Route
 from tests.specdec.async_engine.served import states_of
 from tests.specdec.kv_transfer.engines import DRAWN, GREEDY, PROMPT, SIZE, WHOLE, disk, engine, flush, run
-from tests.specdec.ray_serve.scripted import Script, run_limited, token
+from tests.specdec.ray_serve.scripted import Script, run_limited, sent, token
 from tests.specdec.world import World
 
 ONE = SamplingParams(max_tokens=2, detokenize=False)
@@ -53,32 +44,26 @@ class EngineHere:
     async def start(self) -> None:
         pass
 
-    async def generate(self, name: str, request: bytes, route: Route) -> AsyncIterator[bytes]:  # noqa: ARG002
-        add, llm = decode_to_engine(request), self.llm
+    async def generate(self, name: str, command: bytes, route: Route) -> AsyncIterator[bytes]:  # noqa: ARG002
+        add, llm = decode_command(command), self.llm
         assert isinstance(add, Add)
         self.requests.append(add)
         route.replica = "A"
-        group = llm.new_group(
-            add.prompt, decode_params(add.params), cache_salt=add.cache_salt, lora_request=add.adapter
-        )
+        group = llm.engine.handle(add)
         outbox = Outbox(99, group, add.interval)
-        for each in group.requests:
-            llm.engine.add_request(each)
         while not group.finished:
             for each in llm.engine.step():
                 outbox.mark(each)
         flush(llm)
-        yield encode(News(outbox.take(time.monotonic())))
+        yield encode([sent(News(outbox.take(time.monotonic())))])
 
     async def abort(self, name: str, route: Route) -> None:
         raise AssertionError((name, route))
 
-    async def ask(self, question: bytes) -> Sequence[bytes]:
-        match decode_to_engine(question):
-            case LoadAdapter(call_id, adapter):
-                self.llm.add_lora(adapter)
-                return [encode(AdapterChanged(call_id))]
-        raise AssertionError(question)
+    async def ask(self, command: bytes) -> Sequence[bytes]:
+        asked = decode_command(command)
+        assert isinstance(asked, LoadAdapter)
+        return [encode_body(self.llm.engine.handle(asked))]
 
     async def close(self) -> None:
         pass
@@ -122,9 +107,9 @@ def test_a_request_passes_through_both(world: World, tmp_path: Path, params: Sam
     assert stats.external_prefix_hits == 2 * WHOLE
     # The prompt without a whole block was not sent.
     assert [(add.prompt, add.cache_salt) for add in prefill.requests] == [(PROMPT, None), (PROMPT, "salt")]
-    assert [decode_params(add.params).max_tokens for add in prefill.requests] == [1, 1]
-    sent = decode_params(decode.requests[0].params)
-    assert (sent.temperature, sent.seed, sent.max_tokens) == (params.temperature, params.seed, params.max_tokens)
+    assert [add.params.max_tokens for add in prefill.requests] == [1, 1]
+    given = decode.requests[0].params
+    assert (given.temperature, given.seed, given.max_tokens) == (params.temperature, params.seed, params.max_tokens)
 
 
 def test_a_request_has_its_adapter_in_both(world: World, tmp_path: Path) -> None:
@@ -172,8 +157,8 @@ def test_prompts_that_are_scored_are_not_sent(world: World) -> None:
 FAILURES: dict[str, Sequence[Any]] = {
     "dies": [RuntimeError("The actor died.")],
     "is cancelled by Ray": [asyncio.CancelledError()],
-    "refuses": [lambda _: Refused(99, "100 requests wait", True)],
-    "fails": [lambda _: News([Delta(99, 0, [], [], [], "", SpeculationStats(), [], "error", None, "no token")])],
+    "refuses": [Refused("100 requests wait", "queue_full")],
+    "fails": [News([Delta(0, [], [], [], "", SpeculationStats(), [], "error", None, "no token")])],
     "says nothing": [],
     "hangs": [token(None), None],
 }
@@ -224,7 +209,7 @@ def test_a_request_that_ends_early_ends_there_too(world: World, leaves: bool) ->
     """By `abort`, and by leaving."""
     ended = asyncio.Event()
 
-    async def hang(name: str, request: bytes, route: Route) -> AsyncIterator[bytes]:  # noqa: ARG001
+    async def hang(name: str, command: bytes, route: Route) -> AsyncIterator[bytes]:  # noqa: ARG001
         route.replica = "P"
         try:
             await asyncio.Event().wait()

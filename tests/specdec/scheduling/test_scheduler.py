@@ -10,11 +10,12 @@ from unittest.mock import Mock
 import pytest
 
 from specdec.cache.block_moves import MoveKind
+from specdec.core.errors import QueueFullError
 from specdec.core.request import Request, RequestGroup
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.request_queues import PRIORITY_STEPS, TURN_STEPS
-from specdec.scheduling.scheduler import Admission, QueueFullError
+from specdec.scheduling.scheduler import Admission
 from specdec.scheduling.step_cost import PreemptionCost
 from tests.specdec.fake_memory import make_request
 from tests.specdec.scheduling.scheduled_steps import SWAP, ask, costs, finish, make, names, step

@@ -6,12 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from specdec.async_engine.messages import Add, decode_params
 from specdec.async_engine.text_lanes import LONG_TEXT
+from specdec.core.commands import Add
 from specdec.core.detokenizer import Detokenizer
 from specdec.models.tokenizer import Tokenizer
 from specdec.server.chat_request import ChatRequest
@@ -244,15 +243,12 @@ def test_the_engine_gets_a_prediction_as_tokens(server: Served, monkeypatch: pyt
     sent: list[Any] = []
     send = server.llm._connection.send
 
-    def record(message: Any) -> None:
-        sent.append(message)
-        send(message)
+    def record(number: int, command: Any) -> None:
+        sent.append(command)
+        send(number, command)
 
     monkeypatch.setattr(server.llm._connection, "send", record)
     body = {"messages": TALK, "max_tokens": 1, "prediction": {"type": "content", "content": "abc"}}
     assert server.send("POST", CHAT, body)[0] == 200
-    (add,) = [message for message in sent if isinstance(message, Add)]
-    assert (
-        decode_params(msgspec.msgpack.encode(add.params)).prediction
-        == server.offline.get_tokenizer()("abc")["input_ids"]
-    )
+    (add,) = [command for command in sent if isinstance(command, Add)]
+    assert add.params.prediction == server.offline.get_tokenizer()("abc")["input_ids"]

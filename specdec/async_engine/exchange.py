@@ -1,0 +1,123 @@
+"""Calls on their way, and who waits for their replies."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from specdec.async_engine.errors import EngineDeadError
+from specdec.core.commands import AnyCommand
+
+
+class Receiver(Protocol):
+    """Whoever waits for the replies to a call."""
+
+    def receive(self, reply: msgspec.Raw, is_last: bool) -> None:
+        """Take an encoded reply."""
+
+    def fail(self, error: EngineDeadError) -> None:
+        """Take the reason why no more replies come."""
+
+
+class Exchange:
+    """Receivers by the numbers of their calls."""
+
+    def __init__(self) -> None:
+        self._receivers: dict[int, Receiver] = {}
+        self._new_number = itertools.count()
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    def __bool__(self) -> bool:
+        return bool(self._receivers)
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._receivers
+
+    def open(self, receiver: Receiver) -> int:
+        """Return the number of a new call."""
+        number = next(self._new_number)
+        self._receivers[number] = receiver
+        self._is_empty.clear()
+        return number
+
+    def forget(self, number: int) -> bool:
+        """Let later replies go by; return whether some were to come."""
+        was_open = self._receivers.pop(number, None) is not None
+        if not self._receivers:
+            self._is_empty.set()
+        return was_open
+
+    def receive(self, number: int, reply: msgspec.Raw, is_last: bool) -> None:
+        """Hand over a reply, whose receiver may have left."""
+        if receiver := self._receivers.get(number):
+            if is_last:
+                self.forget(number)
+            receiver.receive(reply, is_last)
+
+    def fail(self, number: int, error: EngineDeadError) -> None:
+        """Have a call end with an error, unless it has ended."""
+        if receiver := self._receivers.get(number):
+            self.forget(number)
+            receiver.fail(error.fresh())
+
+    def fail_all(self, error: EngineDeadError) -> None:
+        """Have all calls end with an error."""
+        for number in list(self._receivers):
+            self.fail(number, error)
+
+    async def wait_until_empty(self) -> None:
+        """Wait until no call is under way."""
+        await self._is_empty.wait()
+
+
+class Waiting:
+    """Replies to one call that its reader has not read yet."""
+
+    def __init__(self) -> None:
+        self._unread: list[tuple[bool, msgspec.Raw]] = []
+        # None once it is raised: its traceback holds frames that hold this object.
+        self._error: EngineDeadError | None = None
+        self._news = asyncio.Event()
+
+    def receive(self, reply: msgspec.Raw, is_last: bool) -> None:
+        self._unread.append((is_last, reply))
+        self._news.set()
+
+    def fail(self, error: EngineDeadError) -> None:
+        self._error = error
+        self._news.set()
+
+    async def read(self) -> list[tuple[bool, msgspec.Raw]]:
+        """Wait for replies; return all that have come, each behind whether it is the last.
+
+        Raises:
+            EngineDeadError: no more come.
+        """
+        await self._news.wait()
+        self._news.clear()
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None
+        unread, self._unread = self._unread, []
+        return unread
+
+
+async def ask(exchange: Exchange, send: Callable[[int, AnyCommand], None], command: AnyCommand) -> msgspec.Raw:
+    """Send a command, and return its only reply, encoded.
+
+    Raises:
+        EngineDeadError: the engine is not there, or dies meanwhile.
+    """
+    waiting = Waiting()
+    number = exchange.open(waiting)
+    try:
+        send(number, command)
+        ((_, reply),) = await waiting.read()
+        return reply
+    finally:
+        exchange.forget(number)
