@@ -38,6 +38,7 @@ FLOORS = {
         {"__init__"},
         {"programs"},
         {"bench"},
+        {"openai"},
         {"server"},
         {"ray_serve"},
         {"cli"},

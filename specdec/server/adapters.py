@@ -8,7 +8,7 @@ from specdec.async_engine.async_llm import AsyncLLM
 from specdec.async_engine.errors import EngineDeadError
 from specdec.core.errors import QueueFullError
 from specdec.core.lora_request import LoRARequest, with_whole_path
-from specdec.server.errors import ApiError
+from specdec.openai.errors import ApiError
 from specdec.server.lora_modules import read_lora_modules
 from specdec.server.server_settings import ServerSettings
 

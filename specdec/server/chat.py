@@ -2,12 +2,12 @@
 
 from fastapi import APIRouter, Request, Response
 
-from specdec.server.chat_answer import ChatAnswer
-from specdec.server.chat_request import ChatRequest
-from specdec.server.connection import EventStream, while_connected
+from specdec.openai.chat_answer import ChatAnswer
+from specdec.openai.chat_request import ChatRequest
+from specdec.openai.connection import EventStream, while_connected
+from specdec.openai.replies import ChatCompletion, json_response
 from specdec.server.json_route import JsonRoute
 from specdec.server.openapi import answers
-from specdec.server.replies import ChatCompletion, json_response
 from specdec.server.service import service_of
 
 router = APIRouter(route_class=JsonRoute)
@@ -34,7 +34,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     work = service.chat_tokens(request, body.conversation(), body.template_arguments(), may_be_longer=is_truncated)
     prompt = await service.tokenized(request, work)
     answer_id = f"chatcmpl-{request.state.request_id}"
-    answer = ChatAnswer(answer_id, service, body, params)
+    answer = ChatAnswer(answer_id, service.served, body, params)
     states = service.run(answer_id, [prompt], params, request, body, "messages")
     if body.stream:
         return EventStream(answer.events(states), seconds)

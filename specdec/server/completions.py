@@ -3,12 +3,12 @@
 from fastapi import APIRouter, Request, Response
 
 from specdec.core.sampling_params import SamplingParams
-from specdec.server.completion_answer import CompletionAnswer
-from specdec.server.completion_request import CompletionRequest
-from specdec.server.connection import EventStream, while_connected
+from specdec.openai.completion_answer import CompletionAnswer
+from specdec.openai.completion_request import CompletionRequest
+from specdec.openai.connection import EventStream, while_connected
+from specdec.openai.replies import Completion, json_response
 from specdec.server.json_route import JsonRoute
 from specdec.server.openapi import answers
-from specdec.server.replies import Completion, json_response
 from specdec.server.service import Service, service_of
 
 router = APIRouter(route_class=JsonRoute)
@@ -31,7 +31,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         prompts = [tokens[-params.truncate_prompt_tokens :] for tokens in prompts]
     texts = [prompt if isinstance(prompt, str) else None for prompt in given]
     answer_id = f"cmpl-{request.state.request_id}"
-    answer = CompletionAnswer(answer_id, service, body, texts, prompts, params)
+    answer = CompletionAnswer(answer_id, service.served, body, texts, prompts, params)
     states = service.run(answer_id, prompts, params, request, body)
     if body.stream:
         return EventStream(answer.events(states), limit)

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from specdec.server.errors import ApiError, error_response, note_outcome, outcome
+from specdec.openai.errors import ApiError, error_response, note_outcome, outcome
 from specdec.server.metrics import ServerMetrics
 from specdec.server.server_settings import ServerSettings
 

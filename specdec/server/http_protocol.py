@@ -7,7 +7,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from specdec.server.errors import ApiError, error_response
+from specdec.openai.errors import ApiError, error_response
 from specdec.server.server_settings import ServerSettings
 
 

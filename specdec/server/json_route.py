@@ -8,7 +8,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 
-from specdec.server.errors import ApiError
+from specdec.openai.errors import ApiError
 
 
 class _JsonRequest(Request):

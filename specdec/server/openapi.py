@@ -6,8 +6,8 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from specdec.server.errors import ErrorReply
-from specdec.server.replies import (
+from specdec.openai.errors import ErrorReply
+from specdec.openai.replies import (
     JSON,
     Aborted,
     ChatCompletion,
@@ -20,7 +20,7 @@ from specdec.server.replies import (
     Tokenized,
     Version,
 )
-from specdec.server.responses_replies import ResponseReply
+from specdec.openai.responses_replies import ResponseReply
 
 Responses = dict[int | str, dict[str, Any]]
 REFERENCE = "#/components/schemas/{name}"

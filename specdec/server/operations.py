@@ -8,10 +8,8 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from specdec import __version__
-from specdec.server.errors import ApiError
-from specdec.server.json_route import JsonRoute
-from specdec.server.openapi import ERRORS, answers
-from specdec.server.operation_requests import (
+from specdec.openai.errors import ApiError
+from specdec.openai.operation_requests import (
     AbortRequest,
     DetokenizeRequest,
     LoadAdapterRequest,
@@ -19,7 +17,7 @@ from specdec.server.operation_requests import (
     UnloadAdapterRequest,
     UpdateDraftRequest,
 )
-from specdec.server.replies import (
+from specdec.openai.replies import (
     Aborted,
     Detokenized,
     DraftUpdate,
@@ -29,6 +27,8 @@ from specdec.server.replies import (
     Version,
     json_response,
 )
+from specdec.server.json_route import JsonRoute
+from specdec.server.openapi import ERRORS, answers
 from specdec.server.service import Service, service_of
 
 router = APIRouter(route_class=JsonRoute)
@@ -40,7 +40,7 @@ MOST_TOKENS = 1 << 17
 async def list_models(request: Request) -> Response:
     """List the names of the model, then those of its adapters."""
     service = service_of(request)
-    names = [*service.names, *(adapter.lora_name for adapter in service.adapters.all())]
+    names = [*service.served.names, *(adapter.lora_name for adapter in service.adapters.all())]
     return json_response(ModelList(data=[_card(service, name) for name in names]))
 
 
@@ -48,13 +48,13 @@ async def list_models(request: Request) -> Response:
 async def retrieve_model(name: str, request: Request) -> Response:
     """Describe the model or an adapter."""
     service = service_of(request)
-    if name not in service.names and service.adapters.get(name) is None:
+    if name not in service.served.names and service.adapters.get(name) is None:
         raise ApiError(404, f"the model {name!r} is not served", param="model", code="model_not_found")
     return json_response(_card(service, name))
 
 
 def _card(service: Service, name: str) -> ModelCard:
-    adapter, model, longest = service.adapters.get(name), service.names[0], service.llm.max_model_len
+    adapter, model, longest = service.adapters.get(name), service.served.names[0], service.llm.max_model_len
     if adapter is not None:
         path = adapter.lora_path
         return ModelCard(id=name, created=service.started, root=path, parent=model, max_model_len=longest)
@@ -86,7 +86,7 @@ async def _tokenized(service: Service, body: TokenizeRequest, request: Request) 
 
 
 def _names(service: Service, tokens: Sequence[int]) -> list[str]:
-    return [service.tokenizer.backend.id_to_token(token) or "" for token in tokens]
+    return [service.served.needed_tokenizer.backend.id_to_token(token) or "" for token in tokens]
 
 
 @router.post("/detokenize", responses=answers(Detokenized))
@@ -94,7 +94,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """Return the text of tokens, special ones included."""
     service = service_of(request)
     service.accept(body, body.model)
-    tokenizer, given = service.tokenizer.backend, body.tokens
+    tokenizer, given = service.served.needed_tokenizer.backend, body.tokens
     most = max(service.llm.max_model_len, MOST_TOKENS)
     if len(given) > most:
         raise ApiError(400, f"tokens holds {len(given)}; it may hold at most {most}", param="tokens")

@@ -2,13 +2,13 @@
 
 from fastapi import APIRouter, Request, Response
 
-from specdec.server.connection import EventStream, while_connected
+from specdec.openai.connection import EventStream, while_connected
+from specdec.openai.replies import json_response
+from specdec.openai.responses_answer import ResponsesAnswer
+from specdec.openai.responses_replies import ResponseReply
+from specdec.openai.responses_request import ResponsesRequest
 from specdec.server.json_route import JsonRoute
 from specdec.server.openapi import answers
-from specdec.server.replies import json_response
-from specdec.server.responses_answer import ResponsesAnswer
-from specdec.server.responses_replies import ResponseReply
-from specdec.server.responses_request import ResponsesRequest
 from specdec.server.service import service_of
 
 router = APIRouter(route_class=JsonRoute)
@@ -35,7 +35,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     work = service.chat_tokens(request, body.messages(), body.template_arguments(), "input", may_be_longer=is_truncated)
     prompt = await service.tokenized(request, work)
     answer_id = f"resp-{request.state.request_id}"
-    answer = ResponsesAnswer(answer_id, service, body, params)
+    answer = ResponsesAnswer(answer_id, service.served, body, params)
     states = service.run(answer_id, [prompt], params, request, body, "input")
     if body.stream:
         return EventStream(answer.events(states), seconds, answer.error_event)

@@ -7,12 +7,12 @@ from fastapi import APIRouter, Request, Response
 
 from specdec.core.choices import ChoiceScore
 from specdec.core.sampling_params import SamplingParams
-from specdec.server.connection import while_connected
-from specdec.server.errors import ApiError
+from specdec.openai.connection import while_connected
+from specdec.openai.errors import ApiError
+from specdec.openai.replies import ChoiceScores, ScoredChoice, Usage, json_response, now
+from specdec.openai.scoring_request import ScoringRequest
 from specdec.server.json_route import JsonRoute
 from specdec.server.openapi import answers
-from specdec.server.replies import ChoiceScores, ScoredChoice, Usage, json_response, now
-from specdec.server.scoring_request import ScoringRequest
 from specdec.server.service import Service, service_of
 
 router = APIRouter(route_class=JsonRoute)
@@ -34,7 +34,7 @@ async def score_choices(body: ScoringRequest, request: Request) -> Response:
     reply = ChoiceScores(
         id=answer_id,
         created=now(),
-        model=service.answer_name(body.model),
+        model=service.served.answer_name(body.model),
         choices=_replies(service, body.choices, scores),
         usage=Usage.of(count, 0),
     )

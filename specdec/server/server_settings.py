@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from specdec.kernels.types.settings import check_settings, setting
+from specdec.openai.answer_settings import MetricsChoice, ToolCallParserChoice
 from specdec.server.lora_modules import read_lora_modules
 
 DefaultsFrom = Literal["auto", "vllm"]
-MetricsChoice = Literal["none", "summary", "detailed"]
 LogFormat = Literal["text", "json"]
-ToolCallParserChoice = Literal["auto", "hermes", "llama3_json", "none"]
 
 
 @dataclass(frozen=True)

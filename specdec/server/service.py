@@ -4,13 +4,12 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar, cast
 
 from fastapi import Request
-from msgspec import UnsetType
 
 from specdec.async_engine.async_llm import AsyncLLM
 from specdec.async_engine.errors import EngineDeadError
@@ -20,26 +19,22 @@ from specdec.core.engine_stats import EngineStats
 from specdec.core.errors import QueueFullError
 from specdec.core.outputs import CompletionOutput, RequestOutput
 from specdec.core.sampling_params import SamplingParams
-from specdec.core.step_report import StepReporter
-from specdec.core.stop_strings import StopStrings
 from specdec.core.structured_outputs import StructuredOutputsParams
-from specdec.models.tokenizer import Tokenizer
+from specdec.openai.completion_request import Prompt
+from specdec.openai.connection import while_connected
+from specdec.openai.errors import ApiError, bad_request
+from specdec.openai.replies import now
+from specdec.openai.request_model import RequestModel
+from specdec.openai.sampling_fields import SamplingFields
+from specdec.openai.scoring_request import ScoringRequest
+from specdec.openai.served_model import ServedModel
+from specdec.openai.tool_fields import ToolFields
+from specdec.openai.tool_parsers import PlainText, parser_for
 from specdec.server.adapters import ServedAdapters
 from specdec.server.chat_templates import read_chat_template
-from specdec.server.completion_request import Prompt
-from specdec.server.connection import while_connected
-from specdec.server.errors import ApiError, bad_request
 from specdec.server.merged import merged
 from specdec.server.metrics import RequestTimer, ServerMetrics
-from specdec.server.replies import now
-from specdec.server.request_model import RequestModel
-from specdec.server.sampling_fields import SamplingFields
-from specdec.server.scoring_request import ScoringRequest
 from specdec.server.server_settings import ServerSettings
-from specdec.server.speculation_replies import SglExt, SpeculationMetrics, request_metrics, sglext
-from specdec.server.token_places import TokenPlaces
-from specdec.server.tool_fields import ToolFields
-from specdec.server.tool_parsers import PlainText, ToolParser, parser_for
 from specdec.server.traces import traces_to
 
 T = TypeVar("T")
@@ -60,19 +55,18 @@ class Service:
         name: name of the model where the settings give none.
 
     Attributes:
-        names: the model's names; answers carry the first, or the name of the request's adapter.
+        served: the model as answers show it.
         adapters: those that requests may name.
         defaults: sampling parameters of requests that leave them out.
-        tool_parser: makes the parser of an answer that may hold tool calls.
-        tool_tags: its tags that are special tokens of the tokenizer, with these.
+        tool_tags: tags of tool calls that are special tokens of the tokenizer, with these.
         started: seconds since 1970.
     """
 
     def __init__(self, llm: AsyncLLM, settings: ServerSettings, name: str) -> None:
         self.llm, self.settings = llm, settings
-        self.names = list(settings.served_model_name) or [name]
-        self.adapters = ServedAdapters(llm, settings, self.names)
-        self.metrics = ServerMetrics(self.names[0], llm.max_model_len, _cache_labels(llm.config))
+        names = list(settings.served_model_name) or [name]
+        self.adapters = ServedAdapters(llm, settings, names)
+        self.metrics = ServerMetrics(names[0], llm.max_model_len, _cache_labels(llm.config))
         self._stats: EngineStats | None = None
         self._asking: asyncio.Task[EngineStats] | None = None
         self.traces = traces_to(settings.otlp_traces_endpoint)
@@ -83,8 +77,9 @@ class Service:
                 raise ValueError("--chat-template needs a model with a tokenizer; leave it out")
             llm.tokenizer.set_chat_template(read_chat_template(settings.chat_template))
         template = llm.tokenizer.chat_template if llm.tokenizer else ""
-        self.tool_parser: type[ToolParser] = parser_for(settings.tool_call_parser, template)
-        self.tool_tags = llm.tokenizer.special_named(self.tool_parser.TAGS) if llm.tokenizer else {}
+        parser, figures = parser_for(settings.tool_call_parser, template), settings.per_request_spec_decode_metrics
+        self.served = ServedModel(names, llm.tokenizer, parser, figures, llm.config.shape.depth)
+        self.tool_tags = llm.tokenizer.special_named(parser.TAGS) if llm.tokenizer else {}
         if self.tool_tags:
             self.defaults = {**self.defaults, "kept_special_tokens": sorted(self.tool_tags.values())}
         if self._finds_no_calls and "tools" in template:
@@ -98,20 +93,9 @@ class Service:
         self._has_warned_of_tools = False
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer.
-
-        Raises:
-            ApiError: it has none.
-        """
-        if self.llm.tokenizer is None:
-            raise ApiError(400, "the model has no tokenizer; give prompts as token ids", param="prompt")
-        return self.llm.tokenizer
-
-    @property
     def _finds_no_calls(self) -> bool:
         """True if the parser of tool calls was to be chosen by the chat template, and none fits it."""
-        return self.settings.tool_call_parser == "auto" and self.tool_parser is PlainText
+        return self.settings.tool_call_parser == "auto" and self.served.tool_parser is PlainText
 
     def check_tools(self, are_chosen: bool) -> None:
         """Refuse tools where the model may not choose them.
@@ -141,7 +125,7 @@ class Service:
         """
         if not body.calls.is_forced:
             return None
-        return await asyncio.to_thread(body.forced_calls, self.tool_parser, self.tool_tags)
+        return await asyncio.to_thread(body.forced_calls, self.served.tool_parser, self.tool_tags)
 
     def leave_room(self, params: SamplingParams) -> None:
         """Replace -1 for the tokens of a prompt by as many as leave room for the answer.
@@ -151,16 +135,6 @@ class Service:
         if params.truncate_prompt_tokens == -1:
             longest = self.llm.max_model_len
             params.truncate_prompt_tokens = max(1, longest - (params.max_tokens or longest // 4))
-
-    def step_reporters(self, params: SamplingParams) -> Iterator[StepReporter]:
-        """Yield what reports the steps of each output of a request."""
-        backend, stops = self.llm.tokenizer.backend if self.llm.tokenizer else None, StopStrings(params.stop_strings)
-        while True:
-            yield StepReporter(backend, params, stops)
-
-    def token_places(self, context: Sequence[int], params: SamplingParams) -> TokenPlaces:
-        """Return what finds the places of tokens after those of the context."""
-        return TokenPlaces(self.llm.tokenizer, context, params.skip_special_tokens)
 
     def accept(self, body: RequestModel, model: str | None) -> None:
         """Check lengths of lists and the name of the model or adapter, and report fields that the API does not have.
@@ -172,18 +146,14 @@ class Service:
             self.llm.config.limits.check(body)
         except ValueError as error:
             raise bad_request(error, type(body).model_fields) from None
-        if model is not None and model not in self.names and self.adapters.get(model) is None:
-            served = [*self.names, *(adapter.lora_name for adapter in self.adapters.all())]
+        if model is not None and model not in self.served.names and self.adapters.get(model) is None:
+            served = [*self.served.names, *(adapter.lora_name for adapter in self.adapters.all())]
             message = f"the model {model!r} is not served; served is {', '.join(served)}"
             raise ApiError(404, message, param="model", code="model_not_found")
         for name in body.unknown_fields():
             if name not in self._reported and len(self._reported) < _MOST_NAMES:
                 self._reported.add(name)
                 logger.warning("requests have the unknown field %.50r, which is ignored (shown once)", name)
-
-    def answer_name(self, model: str | None) -> str:
-        """Return the name that answers to a request for a model carry."""
-        return self.names[0] if model is None or model in self.names else model
 
     async def tokens(
         self,
@@ -203,7 +173,7 @@ class Service:
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         encoded = iter(list[list[int]]())
         if texts:
-            _ = self.tokenizer
+            _ = self.served.needed_tokenizer
             size = sum(map(len, texts))
             work = partial(self.llm.texts.encode, texts, add_special_tokens, may_be_longer)
             encoded = iter(await self._in_lane(request, size, "prompt", work))
@@ -270,12 +240,15 @@ class Service:
             message = f"{prompt_field} holds {len(prompts)} prompts; at most {most} may wait here: send fewer at once"
             raise ApiError(400, message, param=prompt_field)
         adapter = self.adapters.get(body.model)
-        if adapter is None and self.answer_name(body.model) not in self.names:
+        if adapter is None and self.served.answer_name(body.model) not in self.served.names:
             raise ApiError(404, f"the adapter {body.model!r} was unloaded", param="model", code="model_not_found")
         # Clients may choose the same id twice.
         ids = [f"{answer_id}-{secrets.token_hex(4)}-{index}" for index in range(len(prompts))]
         self._running[answer_id] = [*self._running.get(answer_id, ()), *ids]
-        spans = [self.traces.start(request.headers, own, self.names[0], params) if self.traces else None for own in ids]
+        spans = [
+            self.traces.start(request.headers, own, self.served.names[0], params) if self.traces else None
+            for own in ids
+        ]
         timers = [RequestTimer(self.metrics, params, span) for span in spans]
         states = [
             self.llm.generate(
@@ -321,13 +294,6 @@ class Service:
         async with aclosing(states) as news:
             finished = {index: state async for index, state in news}
         return [finished[index] for index in range(count)]
-
-    def speculation_figures(
-        self, body: SamplingFields, outputs: Sequence[CompletionOutput]
-    ) -> tuple[SpeculationMetrics | UnsetType | None, SglExt | UnsetType | None]:
-        """Return the fields `metrics` and `sglext` of an answer made of these outputs."""
-        choice, depth = self.settings.per_request_spec_decode_metrics, self.llm.config.shape.depth
-        return request_metrics(choice, outputs, depth), sglext(body.return_spec_tokens_details, outputs)
 
     def _check_outputs(self, outputs: Sequence[CompletionOutput], params: SamplingParams) -> None:
         for output in outputs:

@@ -10,9 +10,7 @@ from openai.types import Completion
 
 from specdec import SamplingParams
 from specdec.core.outputs import Logprob
-from specdec.kernels.types.settings import settings_of
 from specdec.models.generation_config import GenerationConfig
-from specdec.server.sampling_fields import SamplingFields
 from tests.specdec.server.running import Served
 from tests.specdec.tiny_checkpoints import CHARACTERS
 
@@ -98,13 +96,6 @@ def test_the_parameters_differ_in_what_they_give(server: Served) -> None:
     """Else the test above would pass on a server that ignores them."""
     texts = [tuple(wanted(server, parameters).token_ids) for parameters in (PARAMETERS | VLLM).values()]
     assert len(set(texts)) >= len(texts) - 1
-
-
-def test_requests_have_every_sampling_parameter() -> None:
-    # `logprobs` is a number in one API and a flag in the other; OpenAI has `prediction` in chats alone. Choices have a
-    # route of their own. Answers are text. The server itself keeps special tokens that are tags of tool calls.
-    others = {"logprobs", "prediction", "choices", "detokenize", "output_kind", "kept_special_tokens"}
-    assert set(settings_of(SamplingParams)) - set(SamplingFields.model_fields) == others
 
 
 PROMPTS: list[Any] = [PROMPT, ["a", "taxi to"], [5, 6, 7], [[5, 6, 7], [9]]]

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from specdec.models.tokenizer import Tokenizer
-from specdec.server.chat_request import ChatRequest
-from specdec.server.completion_request import CompletionRequest
-from specdec.server.operation_requests import TokenizeRequest
-from specdec.server.request_model import RequestModel
-from specdec.server.responses_request import ResponsesRequest
-from specdec.server.server_settings import ServerSettings, ToolCallParserChoice
+from specdec.openai.answer_settings import ToolCallParserChoice
+from specdec.openai.chat_request import ChatRequest
+from specdec.openai.completion_request import CompletionRequest
+from specdec.openai.operation_requests import TokenizeRequest
+from specdec.openai.request_model import RequestModel
+from specdec.openai.responses_request import ResponsesRequest
+from specdec.server.server_settings import ServerSettings
 from specdec.server.service import Service
 from tests.specdec.server.running import Served
 

@@ -12,9 +12,9 @@ from openai import BadRequestError, OpenAI
 from specdec import SamplingParams
 from specdec.core.call_grammar import CallForm, forced_calls
 from specdec.core.tool_choice import Function, ToolChoice
-from specdec.server.chat_request import ChatRequest
-from specdec.server.responses_request import ResponsesRequest
-from specdec.server.tool_parsers import parser_for
+from specdec.openai.chat_request import ChatRequest
+from specdec.openai.responses_request import ResponsesRequest
+from specdec.openai.tool_parsers import parser_for
 from tests.specdec.server.running import Served
 
 TALK: list[Any] = [{"role": "user", "content": "A taxi to Davis, and a room."}]

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from specdec.server.errors import ApiError
-from specdec.server.request_model import ListOf
-from specdec.server.sampling_fields import Int, SamplingFields, check_logprobs, check_trace
+from specdec.openai.errors import ApiError
+from specdec.openai.request_model import ListOf
+from specdec.openai.sampling_fields import Int, SamplingFields, check_logprobs, check_trace
 
 # OpenAI's limit of prompts.
 MOST_CHOICES = 2048

@@ -8,9 +8,9 @@ from pydantic import Field
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.speculation import Speculation
 from specdec.core.structured_outputs import StructuredOutputsParams
-from specdec.server.errors import ApiError, bad_request
-from specdec.server.request_model import ListOf, Numbers, RequestModel
-from specdec.server.structured_fields import ResponseFormat, StructuredOutputsFields
+from specdec.openai.errors import ApiError, bad_request
+from specdec.openai.request_model import ListOf, Numbers, RequestModel
+from specdec.openai.structured_fields import ResponseFormat, StructuredOutputsFields
 
 # OpenAI's limit of `n`.
 MOST_SAMPLES = 128

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from specdec.core.outputs import Logprob
-from specdec.server.replies import ChatLogprobs, CompletionLogprobs, PromptLogprob, TokenLogprob, TopLogprob
-from specdec.server.token_places import TokenPlaces, token_name
+from specdec.openai.replies import ChatLogprobs, CompletionLogprobs, PromptLogprob, TokenLogprob, TopLogprob
+from specdec.openai.token_places import TokenPlaces, token_name
 
 # JSON has no infinity. vLLM's value.
 LEAST = -9999.0

@@ -9,13 +9,13 @@ from msgspec import UNSET
 from specdec.core.outputs import CompletionOutput, RequestOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.step_report import StepReporter
-from specdec.server.completion_request import CompletionRequest
-from specdec.server.connection import DONE, event
-from specdec.server.logprob_replies import Entries, add_completion_logprobs, prompt_logprobs
-from specdec.server.replies import Completion, CompletionChoice, CompletionLogprobs, Usage, now
-from specdec.server.service import Service
-from specdec.server.speculation_replies import meta_info
-from specdec.server.token_places import TokenPlaces
+from specdec.openai.completion_request import CompletionRequest
+from specdec.openai.connection import DONE, event
+from specdec.openai.logprob_replies import Entries, add_completion_logprobs, prompt_logprobs
+from specdec.openai.replies import Completion, CompletionChoice, CompletionLogprobs, Usage, now
+from specdec.openai.served_model import ServedModel
+from specdec.openai.speculation_replies import meta_info
+from specdec.openai.token_places import TokenPlaces
 
 
 @dataclass
@@ -47,18 +47,18 @@ class CompletionAnswer:
     def __init__(
         self,
         answer_id: str,
-        service: Service,
+        served: ServedModel,
         body: CompletionRequest,
         texts: Sequence[str | None],
         prompts: Sequence[list[int]],
         params: SamplingParams,
     ) -> None:
-        self._id, self._service, self._body = answer_id, service, body
+        self._id, self._served, self._body = answer_id, served, body
         self._texts, self._prompts, self._params = texts, prompts, params
         self._created = now()
-        reporters = service.step_reporters(params)
+        reporters = served.step_reporters(params)
         self._sent = [
-            _CompletionProgress(next(reporters), service.token_places(() if body.echo else prompt, params))
+            _CompletionProgress(next(reporters), served.token_places(() if body.echo else prompt, params))
             for prompt in prompts
             for _ in range(params.n)
         ]
@@ -91,14 +91,14 @@ class CompletionAnswer:
         return Completion(
             id=self._id,
             created=self._created,
-            model=self._service.answer_name(self._body.model),
+            model=self._served.answer_name(self._body.model),
             choices=choices,
             usage=UNSET if is_left_out else usage,
         )
 
     def _with_figures(self, reply: Completion, states: Collection[RequestOutput]) -> Completion:
         outputs = [output for state in states for output in state.outputs]
-        reply.metrics, reply.sglext = self._service.speculation_figures(self._body, outputs)
+        reply.metrics, reply.sglext = self._served.speculation_figures(self._body, outputs)
         return reply
 
     def _usage(self, states: Collection[RequestOutput]) -> Usage:
@@ -153,4 +153,4 @@ class CompletionAnswer:
 
     def _prompt_text(self, prompt: int) -> str:
         text = self._texts[prompt]
-        return self._service.tokenizer.text_before(self._prompts[prompt]) if text is None else text
+        return self._served.needed_tokenizer.text_before(self._prompts[prompt]) if text is None else text

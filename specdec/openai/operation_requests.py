@@ -1,8 +1,8 @@
 """Bodies of `/tokenize`, `/detokenize`, `/abort`, `/update_draft` and the routes of adapters."""
 
-from specdec.server.chat_request import TemplateFields
-from specdec.server.request_model import ListOf, RequestModel
-from specdec.server.sampling_fields import Int
+from specdec.openai.chat_request import TemplateFields
+from specdec.openai.request_model import ListOf, RequestModel
+from specdec.openai.sampling_fields import Int
 
 
 class TokenizeRequest(TemplateFields):

@@ -4,7 +4,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from specdec.server.errors import ApiError
+from specdec.openai.errors import ApiError
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from fastapi import Response
 from msgspec import Struct, field
 
 from specdec.core.step_report import StepReport
-from specdec.server.speculation_replies import SglExt, SpecTokensDetails, SpeculationMetrics
+from specdec.openai.speculation_replies import SglExt, SpecTokensDetails, SpeculationMetrics
 
 JSON = "application/json"
 

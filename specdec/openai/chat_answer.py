@@ -10,10 +10,10 @@ from msgspec import UNSET
 from specdec.core.outputs import CompletionOutput, RequestOutput, SpeculationStats
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.step_report import StepReporter
-from specdec.server.chat_request import ChatRequest
-from specdec.server.connection import DONE, event
-from specdec.server.logprob_replies import chat_logprobs, prompt_logprobs
-from specdec.server.replies import (
+from specdec.openai.chat_request import ChatRequest
+from specdec.openai.connection import DONE, event
+from specdec.openai.logprob_replies import chat_logprobs, prompt_logprobs
+from specdec.openai.replies import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -29,10 +29,10 @@ from specdec.server.replies import (
     Usage,
     now,
 )
-from specdec.server.service import Service
-from specdec.server.speculation_replies import meta_info
-from specdec.server.tool_call_reader import CallArguments, CallStart
-from specdec.server.tool_parsers import Item, ToolParser, parser_of_answer
+from specdec.openai.served_model import ServedModel
+from specdec.openai.speculation_replies import meta_info
+from specdec.openai.tool_call_reader import CallArguments, CallStart
+from specdec.openai.tool_parsers import Item, ToolParser, parser_of_answer
 
 ASSISTANT = "assistant"
 
@@ -59,21 +59,21 @@ class _ChatProgress:
 class ChatAnswer:
     """Makes the answer to a conversation of its states."""
 
-    def __init__(self, answer_id: str, service: Service, body: ChatRequest, params: SamplingParams) -> None:
-        self._id, self._service, self._body, self._created = answer_id, service, body, now()
-        reporters = service.step_reporters(params)
+    def __init__(self, answer_id: str, served: ServedModel, body: ChatRequest, params: SamplingParams) -> None:
+        self._id, self._served, self._body, self._created = answer_id, served, body, now()
+        reporters = served.step_reporters(params)
         self._sent = [
-            _ChatProgress(parser_of_answer(service.tool_parser, body), next(reporters)) for _ in range(params.n)
+            _ChatProgress(parser_of_answer(served.tool_parser, body), next(reporters)) for _ in range(params.n)
         ]
 
     def whole(self, state: RequestOutput) -> ChatCompletion:
         """Return the answer made of the last state."""
         asked = self._body.prompt_logprobs is not None and state.prompt_logprobs is not None
-        metrics, sglext = self._service.speculation_figures(self._body, state.outputs)
+        metrics, sglext = self._served.speculation_figures(self._body, state.outputs)
         return ChatCompletion(
             id=self._id,
             created=self._created,
-            model=self._service.answer_name(self._body.model),
+            model=self._served.answer_name(self._body.model),
             choices=[self._choice(output) for output in state.outputs],
             usage=self._usage(state),
             prompt_logprobs=prompt_logprobs(state.prompt_logprobs or ()) if asked else UNSET,
@@ -126,7 +126,7 @@ class ChatAnswer:
                     yield b"".join(event(self._chunk([part], usage)) for part in parts)
         if body.include_usage and state is not None:
             last = self._chunk([], self._usage(state))
-            last.metrics, last.sglext = self._service.speculation_figures(body, state.outputs)
+            last.metrics, last.sglext = self._served.speculation_figures(body, state.outputs)
             yield event(last)
         yield DONE
 
@@ -134,7 +134,7 @@ class ChatAnswer:
         return ChatChunk(
             id=self._id,
             created=self._created,
-            model=self._service.answer_name(self._body.model),
+            model=self._served.answer_name(self._body.model),
             choices=choices,
             usage=usage if self._body.include_usage else UNSET,
         )

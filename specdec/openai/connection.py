@@ -9,7 +9,7 @@ import msgspec
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from specdec.server.errors import ApiError, ClientGoneError, note_outcome
+from specdec.openai.errors import ApiError, ClientGoneError, note_outcome
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"

@@ -5,12 +5,12 @@ from typing import Any, Literal
 
 from specdec.core.chat_content import part_texts
 from specdec.core.structured_outputs import StructuredOutputsParams
-from specdec.server.chat_request import Content
-from specdec.server.errors import ApiError
-from specdec.server.request_model import ListOf, Objects, RequestModel, Texts
-from specdec.server.sampling_fields import Int, check_logprobs
-from specdec.server.structured_fields import TextFormat
-from specdec.server.tool_fields import ToolFields
+from specdec.openai.chat_request import Content
+from specdec.openai.errors import ApiError
+from specdec.openai.request_model import ListOf, Objects, RequestModel, Texts
+from specdec.openai.sampling_fields import Int, check_logprobs
+from specdec.openai.structured_fields import TextFormat
+from specdec.openai.tool_fields import ToolFields
 
 LOGPROBS = "message.output_text.logprobs"
 

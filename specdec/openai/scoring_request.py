@@ -3,10 +3,10 @@
 from typing import ClassVar
 
 from specdec.core.sampling_params import SamplingParams
-from specdec.server.chat_request import TemplateFields
-from specdec.server.errors import ApiError, bad_request
-from specdec.server.request_model import ListOf
-from specdec.server.sampling_fields import Int, SamplingFields
+from specdec.openai.chat_request import TemplateFields
+from specdec.openai.errors import ApiError, bad_request
+from specdec.openai.request_model import ListOf
+from specdec.openai.sampling_fields import Int, SamplingFields
 
 
 class ScoringRequest(TemplateFields):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec import UNSET, Struct, UnsetType
 
 from specdec.core.outputs import CompletionOutput, Step
-from specdec.server.server_settings import MetricsChoice
+from specdec.openai.answer_settings import MetricsChoice
 
 
 class SpecDecodeMetrics(Struct):

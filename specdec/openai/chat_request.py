@@ -4,10 +4,10 @@ from typing import Any, Literal
 
 from specdec.core.chat_content import part_texts
 from specdec.core.tool_choice import ToolChoice, read_tool_choice
-from specdec.server.errors import ApiError
-from specdec.server.request_model import Objects, RequestModel
-from specdec.server.sampling_fields import Int, check_logprobs, check_trace
-from specdec.server.tool_fields import ToolFields
+from specdec.openai.errors import ApiError
+from specdec.openai.request_model import Objects, RequestModel
+from specdec.openai.sampling_fields import Int, check_logprobs, check_trace
+from specdec.openai.tool_fields import ToolFields
 
 _NO_TEMPLATE_ARGUMENTS = (
     *("chat_template", "conversation", "messages", "tokenize", "return_tensors", "return_dict", "padding"),

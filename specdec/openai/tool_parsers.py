@@ -5,7 +5,7 @@ from typing import ClassVar, Protocol
 
 from specdec.core.call_grammar import HERMES, LISTED, LLAMA3, CallForm, form_name
 from specdec.core.tool_choice import ToolChoice
-from specdec.server.tool_call_reader import CallArguments, CallPiece, CallReader, CallStart, Reading
+from specdec.openai.tool_call_reader import CallArguments, CallPiece, CallReader, CallStart, Reading
 
 Item = str | CallPiece
 _SPACE = " \t\r\n"

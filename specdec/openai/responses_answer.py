@@ -7,11 +7,11 @@ from typing import Any
 
 from specdec.core.outputs import CompletionOutput, RequestOutput
 from specdec.core.sampling_params import SamplingParams
-from specdec.server.connection import event
-from specdec.server.errors import ApiError
-from specdec.server.logprob_replies import chat_logprobs
-from specdec.server.replies import TokenLogprob, now
-from specdec.server.responses_replies import (
+from specdec.openai.connection import event
+from specdec.openai.errors import ApiError
+from specdec.openai.logprob_replies import chat_logprobs
+from specdec.openai.replies import TokenLogprob, now
+from specdec.openai.responses_replies import (
     InputDetails,
     OutputCall,
     OutputMessage,
@@ -19,10 +19,10 @@ from specdec.server.responses_replies import (
     ResponseReply,
     ResponseUsage,
 )
-from specdec.server.responses_request import ResponsesRequest
-from specdec.server.service import Service
-from specdec.server.tool_call_reader import CallArguments, CallStart
-from specdec.server.tool_parsers import parser_of_answer
+from specdec.openai.responses_request import ResponsesRequest
+from specdec.openai.served_model import ServedModel
+from specdec.openai.tool_call_reader import CallArguments, CallStart
+from specdec.openai.tool_parsers import parser_of_answer
 
 Event = dict[str, Any]
 
@@ -30,13 +30,13 @@ Event = dict[str, Any]
 class ResponsesAnswer:
     """Makes the answer to a request of its states. The whole answer is what the events of a streamed one add up to."""
 
-    def __init__(self, answer_id: str, service: Service, body: ResponsesRequest, params: SamplingParams) -> None:
-        self._body, self._service = body, service
-        self._parser = parser_of_answer(service.tool_parser, body)
+    def __init__(self, answer_id: str, served: ServedModel, body: ResponsesRequest, params: SamplingParams) -> None:
+        self._body, self._served = body, served
+        self._parser = parser_of_answer(served.tool_parser, body)
         self._reply = ResponseReply(
             id=answer_id,
             created_at=now(),
-            model=service.answer_name(body.model),
+            model=served.answer_name(body.model),
             instructions=body.instructions,
             metadata=body.metadata or {},
             parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -179,5 +179,5 @@ class ResponsesAnswer:
         prompt, generated = len(state.prompt_token_ids), len(output.token_ids)
         cached = InputDetails(state.num_cached_tokens or 0)
         reply.usage = ResponseUsage(prompt, generated, prompt + generated, cached)
-        reply.metrics, reply.sglext = self._service.speculation_figures(self._body, state.outputs)
+        reply.metrics, reply.sglext = self._served.speculation_figures(self._body, state.outputs)
         yield self._status(reply.status)

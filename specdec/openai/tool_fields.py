@@ -7,9 +7,9 @@ from typing import Any
 from specdec.core.call_grammar import forced_calls
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.core.tool_choice import Function, ToolChoice, read_tool_choice
-from specdec.server.errors import ApiError
-from specdec.server.sampling_fields import SamplingFields
-from specdec.server.tool_parsers import ToolParser
+from specdec.openai.errors import ApiError
+from specdec.openai.sampling_fields import SamplingFields
+from specdec.openai.tool_parsers import ToolParser
 
 
 class ToolFields(SamplingFields):

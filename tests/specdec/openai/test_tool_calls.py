@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncGenerator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,17 +15,16 @@ from openai.types.responses import Response
 
 from specdec.core.outputs import CompletionOutput, RequestOutput, Segment
 from specdec.core.sampling_params import SamplingParams
-from specdec.core.step_report import StepReporter
-from specdec.core.stop_strings import StopStrings
 from specdec.models.tokenizer import Tokenizer
-from specdec.server.chat_answer import ChatAnswer
-from specdec.server.chat_request import ChatRequest
-from specdec.server.replies import FunctionCall
-from specdec.server.responses_answer import ResponsesAnswer
-from specdec.server.responses_replies import OutputCall
-from specdec.server.responses_request import ResponsesRequest
-from specdec.server.tool_call_reader import CallArguments, CallStart
-from specdec.server.tool_parsers import HermesParser, LlamaParser, PlainText, ToolParser, parser_for
+from specdec.openai.chat_answer import ChatAnswer
+from specdec.openai.chat_request import ChatRequest
+from specdec.openai.replies import FunctionCall
+from specdec.openai.responses_answer import ResponsesAnswer
+from specdec.openai.responses_replies import OutputCall
+from specdec.openai.responses_request import ResponsesRequest
+from specdec.openai.served_model import ServedModel
+from specdec.openai.tool_call_reader import CallArguments, CallStart
+from specdec.openai.tool_parsers import HermesParser, LlamaParser, PlainText, ToolParser, parser_for
 from tests.fakes import edit_json
 from tests.profiles import num_cases
 from tests.specdec.tiny_checkpoints import save_tiny
@@ -231,18 +229,12 @@ async def _last() -> RequestOutput:
     return [state async for _, state in _states()][-1]
 
 
-SERVICE: Any = SimpleNamespace(
-    names=["tiny"],
-    answer_name=lambda _: "tiny",
-    tool_parser=HermesParser,
-    speculation_figures=lambda *_: (None, None),
-    step_reporters=lambda params: itertools.repeat(StepReporter(None, params, StopStrings(params.stop_strings))),
-)
+SERVED = ServedModel(["tiny"], None, HermesParser, "none", 0)
 
 
 def _chat(**more: Any) -> ChatAnswer:
     body = {"messages": [{"role": "user", "content": "a"}], "tools": TOOLS, **more}
-    return ChatAnswer("chatcmpl-1", SERVICE, ChatRequest.model_validate(body), SamplingParams())
+    return ChatAnswer("chatcmpl-1", SERVED, ChatRequest.model_validate(body), SamplingParams())
 
 
 def test_calls_of_a_whole_chat_answer() -> None:
@@ -297,7 +289,7 @@ def test_only_the_first_call_is_returned_where_parallel_calls_are_not_wanted() -
     assert "".join(piece["function"]["arguments"] for piece in pieces) == TAXI_CALL.arguments
     tool = {"type": "function", "name": "taxi", "parameters": {"type": "object"}}
     body = ResponsesRequest.model_validate({"input": "a", "tools": [tool], **more})
-    reply = ResponsesAnswer("resp-1", SERVICE, body, SamplingParams()).whole(asyncio.run(_last()))
+    reply = ResponsesAnswer("resp-1", SERVED, body, SamplingParams()).whole(asyncio.run(_last()))
     assert [item.name for item in reply.output if isinstance(item, OutputCall)] == ["taxi"]
     assert reply.parallel_tool_calls is False
 
@@ -314,7 +306,7 @@ def test_calls_of_a_response() -> None:
     body = ResponsesRequest.model_validate({"input": "a", "tools": [tool]})
 
     def answer() -> ResponsesAnswer:
-        return ResponsesAnswer("resp-1", SERVICE, body, SamplingParams())
+        return ResponsesAnswer("resp-1", SERVED, body, SamplingParams())
 
     whole = Response.model_validate_json(msgspec.json.encode(answer().whole(asyncio.run(_last()))))
     events = _events(answer().events(_states()))

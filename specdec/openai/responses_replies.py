@@ -4,8 +4,8 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from specdec.server.replies import TokenLogprob
-from specdec.server.speculation_replies import SglExt, SpeculationMetrics
+from specdec.openai.replies import TokenLogprob
+from specdec.openai.speculation_replies import SglExt, SpeculationMetrics
 
 
 class OutputText(Struct):

@@ -5,8 +5,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from specdec.core.structured_outputs import StructuredOutputsParams
-from specdec.server.errors import ApiError
-from specdec.server.request_model import ListOf, RequestModel
+from specdec.openai.errors import ApiError
+from specdec.openai.request_model import ListOf, RequestModel
 
 
 class JsonSchema(RequestModel):

@@ -1,0 +1,68 @@
+"""The model as answers show it: its names, its texts, its form of tool calls, and figures of its drafts."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from msgspec import UnsetType
+
+from specdec.core.outputs import CompletionOutput
+from specdec.core.sampling_params import SamplingParams
+from specdec.core.step_report import StepReporter
+from specdec.core.stop_strings import StopStrings
+from specdec.models.tokenizer import Tokenizer
+from specdec.openai.answer_settings import MetricsChoice
+from specdec.openai.errors import ApiError
+from specdec.openai.sampling_fields import SamplingFields
+from specdec.openai.speculation_replies import SglExt, SpeculationMetrics, request_metrics, sglext
+from specdec.openai.token_places import TokenPlaces
+from specdec.openai.tool_parsers import ToolParser
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What answers need to know beside their requests.
+
+    Attributes:
+        names: the model's names; answers carry the first, or the name of the request's adapter.
+        tokenizer: None for a model without one.
+        tool_parser: makes the parser of an answer that may hold tool calls.
+        metrics: what the field `metrics` of an answer holds.
+        depth: most levels of the engine's trees.
+    """
+
+    names: Sequence[str]
+    tokenizer: Tokenizer | None
+    tool_parser: type[ToolParser]
+    metrics: MetricsChoice
+    depth: int
+
+    @property
+    def needed_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            ApiError: it has none.
+        """
+        if self.tokenizer is None:
+            raise ApiError(400, "the model has no tokenizer; give prompts as token ids", param="prompt")
+        return self.tokenizer
+
+    def answer_name(self, model: str | None) -> str:
+        """Return the name that answers to a request for a model carry."""
+        return self.names[0] if model is None or model in self.names else model
+
+    def step_reporters(self, params: SamplingParams) -> Iterator[StepReporter]:
+        """Yield what reports the steps of each output of a request."""
+        backend, stops = self.tokenizer.backend if self.tokenizer else None, StopStrings(params.stop_strings)
+        while True:
+            yield StepReporter(backend, params, stops)
+
+    def token_places(self, context: Sequence[int], params: SamplingParams) -> TokenPlaces:
+        """Return what finds the places of tokens after those of the context."""
+        return TokenPlaces(self.tokenizer, context, params.skip_special_tokens)
+
+    def speculation_figures(
+        self, body: SamplingFields, outputs: Sequence[CompletionOutput]
+    ) -> tuple[SpeculationMetrics | UnsetType | None, SglExt | UnsetType | None]:
+        """Return the fields `metrics` and `sglext` of an answer made of these outputs."""
+        return request_metrics(self.metrics, outputs, self.depth), sglext(body.return_spec_tokens_details, outputs)
