@@ -22,6 +22,18 @@ Quantization = Literal["none", "q8"]
 KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
 
 
+class ParameterError(ValueError):
+    """A parameter or setting is not what it must be.
+
+    Attributes:
+        field: its name, where it is a part of another one that other's before a dot.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 @dataclass(frozen=True)
 class Setting:
     """Facts about a setting beside its type and default.
@@ -90,7 +102,7 @@ class Foreign:
         if value is None or self.allowed is None:
             return
         if not any(type(value) is type(one) and value == one for one in self.allowed):
-            raise ValueError(f"{name} is {value!r:.60}, which is not supported; {self.remedy}")
+            raise ParameterError(name, f"{name} is {value!r:.60}, which is not supported; {self.remedy}")
 
 
 def setting(default: Any = dataclasses.MISSING, help: str = "", **facts: Any) -> Any:
@@ -135,7 +147,7 @@ def checked(name: str, value: Any, kind: Any, facts: Setting) -> Any:
             words = (
                 "True or False" if takes.choices == (True, False) else f"one of {', '.join(map(str, takes.choices))}"
             )
-            raise ValueError(f"{name} is {value!r}; it must be {facts.wanted or words}")
+            raise ParameterError(name, f"{name} is {value!r}; it must be {facts.wanted or words}")
         return value
     if takes.number is None:
         return value
@@ -144,9 +156,9 @@ def checked(name: str, value: Any, kind: Any, facts: Setting) -> Any:
     # NaN does not fit either.
     fits = abs(value) <= (sys.float_info.max if is_float else MAX_WHOLE)
     if not facts.allows(value) or (is_float and not fits):
-        raise ValueError(f"{name} is {value!r}; it must be {facts.wanted or facts.range}")
+        raise ParameterError(name, f"{name} is {value!r}; it must be {facts.wanted or facts.range}")
     if not fits:
-        raise ValueError(f"{name} is {value!r}; it must be below 2^63")
+        raise ParameterError(name, f"{name} is {value!r}; it must be below 2^63")
     return value
 
 
@@ -185,7 +197,7 @@ def size_in_bytes(name: str, given: object) -> object:
         return given
     found = _SIZE.fullmatch(given.strip())
     if found is None or (found[2] is None and not found[1].isdecimal()):
-        raise ValueError(f"{name} is {given!r}; it must be a number of bytes, or a size such as 4GiB")
+        raise ParameterError(name, f"{name} is {given!r}; it must be a number of bytes, or a size such as 4GiB")
     unit = (found[2] or "").upper()
     power = "KMGT".index(unit[0]) + 1 if unit else 0
     return int(float(found[1]) * (1000 if unit[1:] == "B" else 1024) ** power) if unit else int(found[1])
@@ -253,34 +265,41 @@ def kinds_of(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
-def whole_number(name: str, value: Any) -> int:
+def whole_number(name: str, value: Any, field: str | None = None) -> int:
     """Return a whole number, of Python or numpy, as Python's.
 
+    Args:
+        field: the parameter, if `name` is not its name.
+
     Raises:
-        ValueError: it is none.
+        ParameterError: it is none.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ValueError(f"{name} is {value!r}; it must be a whole number")
+        raise ParameterError(field or name, f"{name} is {value!r}; it must be a whole number")
     return int(value)
 
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise ValueError(f"{name} is {value!r}; it must be a number")
+        raise ParameterError(name, f"{name} is {value!r}; it must be a number")
     return value if isinstance(value, int) else float(value)
 
 
-def check_text(name: str, value: Any) -> None:
+def check_text(name: str, value: Any, field: str | None = None) -> None:
     """Refuse what is no text, and text that has no UTF-8 form.
 
+    Args:
+        field: the parameter, if `name` is not its name.
+
     Raises:
-        ValueError: the place of the first character that has none.
+        ParameterError: the place of the first character that has none.
     """
     if not isinstance(value, str):
-        raise ValueError(f"{name} is {value!r}; it must be text")
+        raise ParameterError(field or name, f"{name} is {value!r}; it must be text")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{name} is not valid text: its character {error.start} is half of a pair, or a byte that is no UTF-8"
+        raise ParameterError(
+            field or name,
+            f"{name} is not valid text: its character {error.start} is half of a pair, or a byte that is no UTF-8",
         ) from None

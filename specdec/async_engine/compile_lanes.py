@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 from specdec.async_engine.client_threads import ClientThreads
 from specdec.async_engine.compile_messages import CompileSetup, Refusal, send_end
 from specdec.core.structured_outputs import StructuredOutputsParams
+from specdec.kernels.types.settings import ParameterError
 from specdec.models.grammar_compiler import GrammarCompiler
 from specdec.models.grammar_source import GrammarSource
 
@@ -35,6 +36,8 @@ MOST_TEXT = 32 << 20
 # Seconds that the system takes to end a process whose files are closed, at most.
 _ENDING = 5.0
 
+# The parameter that is wrong if a form cannot be compiled.
+_FIELD = "structured_outputs"
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -107,15 +110,16 @@ class Compilation(Generic[T]):
             answer = connection.recv()
         except (EOFError, ConnectionError):
             self.check()
-            raise ValueError(
+            raise ParameterError(
+                _FIELD,
                 f"structured_outputs.{form} cannot be compiled: its process ended, by a fault or for want of memory "
-                f"(limit {MEMORY >> 20} MiB); make it smaller"
+                f"(limit {MEMORY >> 20} MiB); make it smaller",
             ) from None
         finally:
             with self._lock:
                 self.pid = None
         if isinstance(answer, Refusal):
-            raise ValueError(answer.reason)
+            raise ParameterError(_FIELD, answer.reason)
         assert isinstance(answer, GrammarSource)
         return answer
 
@@ -152,10 +156,11 @@ class CompileLanes:
                     self._long.submit(compilation.client, partial(self._run, compilation, self._timeout))
                     return
                 if source is None:
-                    raise ValueError(
+                    raise ParameterError(
+                        _FIELD,
                         f"structured_outputs.{compilation.params.form} was not compiled within "
                         f"structured_compile_timeout, {timeout:g} seconds; make it smaller, or start the engine with a "
-                        "larger one"
+                        "larger one",
                     )
                 self._compiler.compile(compilation.params, source)
             compilation.check()

@@ -14,6 +14,7 @@ from specdec.core.errors import QueueFullError
 from specdec.core.lora_request import LoRARequest
 from specdec.core.outputs import Logprob, RequestMetrics, Segment, SpeculationStats, Step
 from specdec.core.sampling_params import SamplingParams
+from specdec.kernels.types.settings import ParameterError
 
 
 @dataclass
@@ -67,10 +68,12 @@ class Refused(EngineReply):
     Attributes:
         message: one line.
         kind: whether the command is at fault, the engine has no room for it now, or something else went wrong.
+        field: the parameter that is wrong, if one is.
     """
 
     message: str
     kind: Literal["wrong", "queue_full", "failed"]
+    field: str | None = None
 
     @classmethod
     def of(cls, error: Exception) -> Self:
@@ -79,11 +82,13 @@ class Refused(EngineReply):
             return cls(one_line(error), "queue_full")
         # OSError: a file that cannot be read.
         if isinstance(error, ValueError | OSError):
-            return cls(one_line(error), "wrong")
+            return cls(one_line(error), "wrong", error.field if isinstance(error, ParameterError) else None)
         return cls(f"{type(error).__name__}: {one_line(error)}", "failed")
 
     def error(self) -> Exception:
         """Return the error that it tells of, to be raised where the user stands."""
+        if self.field is not None:
+            return ParameterError(self.field, self.message)
         kinds = {"wrong": ValueError, "queue_full": QueueFullError, "failed": RuntimeError}
         return kinds[self.kind](self.message)
 

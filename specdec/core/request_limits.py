@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from specdec.kernels.types.settings import check_settings, setting
+from specdec.kernels.types.settings import ParameterError, check_settings, setting
 
 # Parameters that are lists, by the setting that limits each.
 _COUNTED = {
@@ -82,18 +82,20 @@ class RequestLimits:
         """
         total = len(prompt) * len(choices) + _num_characters(choices)
         if total > self.max_choice_characters:
-            raise ValueError(
+            raise ParameterError(
+                "prompt",
                 f"the prompt has {len(prompt)} characters, and with {len(choices)} choices {total}; at most "
                 f"{self.max_choice_characters} are allowed: give token ids, fewer choices at a time, or raise "
-                "max_choice_characters"
+                "max_choice_characters",
             )
 
     def _check(self, name: str, parameter: str, count: int, what: str) -> None:
         most = getattr(self, name)
         if count > most:
             option = f"--{name.replace('_', '-')}"
-            raise ValueError(
-                f"{parameter} holds {count}{what}; at most {most} are allowed: send fewer, or raise {name} ({option})"
+            raise ParameterError(
+                parameter,
+                f"{parameter} holds {count}{what}; at most {most} are allowed: send fewer, or raise {name} ({option})",
             )
 
 

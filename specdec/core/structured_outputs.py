@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec.core.json_schema.schema import Schema, SchemaError
-from specdec.kernels.types.settings import Foreign, check_settings, check_text, checked_keywords, setting
+from specdec.kernels.types.settings import (
+    Foreign,
+    ParameterError,
+    check_settings,
+    check_text,
+    checked_keywords,
+    setting,
+)
 
 # Bytes of a schema up to which its keywords are checked at once; those of a longer one, where it becomes a grammar.
 _CHECKED_BYTES = 1 << 18
@@ -52,7 +59,9 @@ class StructuredOutputsParams:
         given = [name for name in FORMS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             what = " and ".join(given) if given else "none"
-            raise ValueError(f"structured_outputs has {what} of {', '.join(FORMS)}; give exactly one")
+            raise ParameterError(
+                "structured_outputs", f"structured_outputs has {what} of {', '.join(FORMS)}; give exactly one"
+            )
         for name in ("regex", "grammar"):
             if getattr(self, name) is not None:
                 check_text(f"structured_outputs.{name}", getattr(self, name))
@@ -76,11 +85,15 @@ class StructuredOutputsParams:
     def _checked_choice(self) -> tuple[str, ...]:
         choice = self.choice
         if isinstance(choice, str) or not isinstance(choice, Sequence) or not choice:
-            raise ValueError(f"structured_outputs.choice is {choice!r}; it must be a list of at least one text")
+            raise ParameterError(
+                "structured_outputs", f"structured_outputs.choice is {choice!r}; it must be a list of at least one text"
+            )
         for text in choice:
             check_text("structured_outputs.choice", text)
             if not text:
-                raise ValueError("structured_outputs.choice holds an empty text; leave it out")
+                raise ParameterError(
+                    "structured_outputs", "structured_outputs.choice holds an empty text; leave it out"
+                )
         return tuple(choice)
 
     def _checked_json(self) -> str:
@@ -91,16 +104,18 @@ class StructuredOutputsParams:
             try:
                 schema = json_text.loads(schema)
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"{name} is not valid JSON: {error}; give a JSON schema") from None
+                raise ParameterError(name, f"{name} is not valid JSON: {error}; give a JSON schema") from None
         if not isinstance(schema, Mapping):
-            raise ValueError(f"{name} is {schema!r:.50}; it must be a JSON schema: an object, or its text")
+            raise ParameterError(name, f"{name} is {schema!r:.50}; it must be a JSON schema: an object, or its text")
         try:
             text = json_text.dumps(schema, allow_nan=False)
             if len(text) <= _CHECKED_BYTES:
                 Schema(json_text.loads(text))
         except SchemaError as error:
-            raise ValueError(f"{name}: {error}") from None
+            raise ParameterError(name, f"{name}: {error}") from None
         except (TypeError, ValueError, RecursionError):
-            raise ValueError(f"{name} holds a value that JSON does not have, or is nested too deeply") from None
+            raise ParameterError(
+                name, f"{name} holds a value that JSON does not have, or is nested too deeply"
+            ) from None
         check_text(name, text)
         return text

@@ -95,7 +95,7 @@ def read_prompt(prompt: Prompt, cache_salt: str | None) -> ReadPrompt:
     if content is None:
         raise ValueError("a prompt has neither 'prompt' nor 'prompt_token_ids'; give one of them")
     if text is not None:
-        check_text("the prompt", text)
+        check_text("the prompt", text, "prompt")
     return ReadPrompt(content, text, cache_salt if salt is None else salt)
 
 

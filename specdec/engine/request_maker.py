@@ -29,7 +29,7 @@ from specdec.engine.chat_tools import ChatTools
 from specdec.engine.prompts import PlainPrompt, as_list
 from specdec.engine.request_texts import RequestTexts
 from specdec.engine.text_limits import Words
-from specdec.kernels.types.settings import MAX_WHOLE, check_text, whole_number
+from specdec.kernels.types.settings import MAX_WHOLE, ParameterError, check_text, whole_number
 from specdec.models.checkpoint import has_tokenizer
 from specdec.models.generation_config import GenerationConfig
 from specdec.models.grammar_compiler import GrammarCompiler
@@ -37,7 +37,6 @@ from specdec.models.tokenizer import Tokenizer
 from specdec.verify.grammar_state import Grammar, GrammarState
 from specdec.verify.sampling import Sampling
 
-_TOKEN = "a prompt token"
 # Half of a surrogate pair, which a salt cannot hold: no request can name another's adapter in its salt.
 _NOT_IN_SALTS = "\ud800"
 # Characters of a salt, which is hashed with the first block of each request.
@@ -136,7 +135,7 @@ class RequestMaker:
             ValueError: see `LLM.new_group`.
         """
         if not isinstance(params, SamplingParams):
-            raise ValueError(f"sampling_params is {params!r:.60}; it must be SamplingParams")
+            raise ParameterError("sampling_params", f"sampling_params is {params!r:.60}; it must be SamplingParams")
         # The caller may assign to its own afterwards.
         prompt, params = self.texts.with_tokens(prompt, copy(params))
         return Add(self._checked(prompt, params, priority, cache_salt), params, int(priority), cache_salt)
@@ -146,30 +145,33 @@ class RequestMaker:
         if cache_salt is not None:
             check_text("cache_salt", cache_salt)
             if len(cache_salt) > _LONGEST_SALT:
-                raise ValueError(f"cache_salt has {len(cache_salt)} characters; it may have at most {_LONGEST_SALT}")
+                raise ParameterError(
+                    "cache_salt", f"cache_salt has {len(cache_salt)} characters; it may have at most {_LONGEST_SALT}"
+                )
         if abs(whole_number("priority", priority)) > MAX_WHOLE:
-            raise ValueError(f"priority is {priority}; it must be between -2^63 and 2^63")
+            raise ParameterError("priority", f"priority is {priority}; it must be between -2^63 and 2^63")
         if params.structured_outputs is not None:
             self.check_form(params.structured_outputs)
         tokens = self._tokens(prompt, is_truncated=params.truncate_prompt_tokens is not None)
         vocab = self.model.vocab_size
         if not tokens:
-            raise ValueError("the prompt is empty; give at least one token")
+            raise ParameterError("prompt", "the prompt is empty; give at least one token")
         if min(tokens) < 0 or max(tokens) >= vocab:
             bad = next(token for token in tokens if not 0 <= token < vocab)
-            raise ValueError(f"prompt token {bad} is outside the vocabulary of {vocab}")
+            raise ParameterError("prompt", f"prompt token {bad} is outside the vocabulary of {vocab}")
         tokens = self._truncated(tokens, params.truncate_prompt_tokens)
         self._check_length(len(tokens))
         params.check_tokens(vocab)
         longest = max(map(len, params.choices or ()), default=0)
         if len(tokens) + longest > self.max_model_len:
-            raise ValueError(
+            raise ParameterError(
+                "choices",
                 f"choices holds one of {longest} tokens, the prompt has {len(tokens)}, and the context is "
-                f"{self.max_model_len}; shorten one of them"
+                f"{self.max_model_len}; shorten one of them",
             )
         for name in ("stop", "bad_words"):
             if getattr(params, name) and self.tokenizer is None:
-                raise ValueError(f"{name} needs a tokenizer, and the model's folder has none; use token ids")
+                raise ParameterError(name, f"{name} needs a tokenizer, and the model's folder has none; use token ids")
         self.texts.bad_words(params)
         return tokens
 
@@ -181,9 +183,10 @@ class RequestMaker:
         """
         most, _ = self.config.structured_max_bytes, self.grammars
         if form.num_bytes > most:
-            raise ValueError(
+            raise ParameterError(
+                "structured_outputs",
                 f"structured_outputs.{form.form} has {form.num_bytes} bytes, more than structured_max_bytes, {most}; "
-                "make it smaller, or start the engine with a larger one"
+                "make it smaller, or start the engine with a larger one",
             )
 
     @cached_property
@@ -194,7 +197,10 @@ class RequestMaker:
             ValueError: a model without a tokenizer.
         """
         if self.tokenizer is None:
-            raise ValueError("structured_outputs needs a tokenizer, and the model's folder has none; leave it out")
+            raise ParameterError(
+                "structured_outputs",
+                "structured_outputs needs a tokenizer, and the model's folder has none; leave it out",
+            )
         is_shared = self.config.tensor_parallel_size > 1
         return GrammarCompiler(
             self.tokenizer,
@@ -337,15 +343,21 @@ class RequestMaker:
             return self.texts.encode([prompt], may_be_longer=is_truncated)[0]
         ids = as_list(prompt)
         if not isinstance(ids, Sequence) or isinstance(ids, bytes):
-            raise ValueError(f"the prompt is {prompt!r}; it must be text or a list of token ids")
+            raise ParameterError("prompt", f"the prompt is {prompt!r}; it must be text or a list of token ids")
         if not is_truncated:
             self._check_length(len(ids))
         # Most prompts are long lists of plain numbers.
-        return list(ids) if all(type(token) is int for token in ids) else [whole_number(_TOKEN, token) for token in ids]
+        return (
+            list(ids)
+            if all(type(token) is int for token in ids)
+            else [whole_number("a prompt token", token, "prompt") for token in ids]
+        )
 
     def _check_length(self, count: int) -> None:
         if count >= self.max_model_len:
-            raise ValueError(f"the prompt has {count} tokens, and the context is {self.max_model_len}; shorten it")
+            raise ParameterError(
+                "prompt", f"the prompt has {count} tokens, and the context is {self.max_model_len}; shorten it"
+            )
 
     def _truncated(self, tokens: list[int], most: int | None) -> list[int]:
         """Return the last tokens of a prompt, as many as `SamplingParams.truncate_prompt_tokens` says."""

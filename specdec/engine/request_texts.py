@@ -12,7 +12,7 @@ from specdec.core.sampling_params import SamplingParams
 from specdec.engine.choice_prompts import with_choice_tokens
 from specdec.engine.prompts import PlainPrompt
 from specdec.engine.text_limits import TextLimits, Words
-from specdec.kernels.types.settings import check_text
+from specdec.kernels.types.settings import ParameterError, check_text
 from specdec.models.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class RequestTexts:
             ValueError: a model without one.
         """
         if self.tokenizer is None:
-            raise ValueError(f"{self._model}: no tokenizer.json; give prompts as token ids")
+            raise ParameterError("prompt", f"{self._model}: no tokenizer.json; give prompts as token ids")
         return self.tokenizer
 
     def encode(
@@ -59,7 +59,7 @@ class RequestTexts:
             ValueError: one of them has too many characters, or a model without a tokenizer.
         """
         for text in texts:
-            check_text("the prompt", text)
+            check_text("the prompt", text, "prompt")
         tokenizer = self.need_tokenizer()
         for text in texts:
             self._texts.check_prompt(text, may_be_longer)
@@ -96,7 +96,9 @@ class RequestTexts:
     def _chat_text(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> str:
         tokenizer = self.need_tokenizer()
         if not tokenizer.has_chat_template and template_arguments.get("chat_template") is None:
-            raise ValueError(f"{self._model}: the tokenizer has no chat template; give the prompt as it is")
+            raise ParameterError(
+                "prompt", f"{self._model}: the tokenizer has no chat template; give the prompt as it is"
+            )
         plain = tokenizer.chat_messages(messages, **template_arguments)
         if template_arguments.get("tools") and not self._has_warned_of_tools:
             self._has_warned_of_tools = not tokenizer.reads_tools(**template_arguments)
@@ -121,7 +123,9 @@ class RequestTexts:
             self._texts.check_choices(prompt if isinstance(prompt, str) else "", choices)
         if isinstance(params.prediction, str):
             if self.tokenizer is None:
-                raise ValueError("prediction needs a tokenizer, and the model's folder has none; give token ids")
+                raise ParameterError(
+                    "prediction", "prediction needs a tokenizer, and the model's folder has none; give token ids"
+                )
             params = replace(params, prediction=self._texts.prediction(params.prediction))
         return with_choice_tokens(prompt, params, self.tokenizer, add_special_tokens)
 

@@ -5,6 +5,7 @@ from functools import cached_property, lru_cache
 
 from specdec.core.request_limits import RequestLimits
 from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.settings import ParameterError
 from specdec.models.tokenizer import Tokenizer
 
 # Characters of a token where they have no limit: more than a text's tokens have on average.
@@ -50,13 +51,14 @@ class TextLimits:
         if not may_be_longer and self._longest is not None:
             least = ceil_div(len(text), self._longest)
             if least >= self._context:
-                raise ValueError(
-                    f"the prompt has at least {least} tokens, and the context is {self._context}; shorten it"
+                raise ParameterError(
+                    "prompt", f"the prompt has at least {least} tokens, and the context is {self._context}; shorten it"
                 )
         elif len(text) > self.most_characters:
-            raise ValueError(
+            raise ParameterError(
+                "prompt",
                 f"the prompt has {len(text)} characters; at most {self.most_characters} are tokenized: shorten it, or "
-                "raise max_text_characters (--max-text-characters)"
+                "raise max_text_characters (--max-text-characters)",
             )
 
     def check_choices(self, prompt: str, choices: Sequence[str]) -> None:
@@ -70,9 +72,10 @@ class TextLimits:
         if len(prompt) + most > self._context and self._longest is not None:
             least = ceil_div(len(prompt) + most, self._longest)
             if least > self._context:
-                raise ValueError(
+                raise ParameterError(
+                    "choices",
                     f"choices holds one that has, with the prompt, at least {least} tokens, and the context is "
-                    f"{self._context}; shorten one of them"
+                    f"{self._context}; shorten one of them",
                 )
         self._limits.check_choice_characters(prompt, choices)
 

@@ -11,6 +11,7 @@ from specdec.core.json_schema.schema import SchemaError
 from specdec.core.json_schema.schema_grammar import schema_grammar
 from specdec.core.json_schema.text_trees import text_tree
 from specdec.core.structured_outputs import StructuredOutputsParams
+from specdec.kernels.types.settings import ParameterError
 
 if TYPE_CHECKING:
     # Loaded with the first structured request.
@@ -59,9 +60,9 @@ def grammar_source(params: StructuredOutputsParams) -> GrammarSource:
     try:
         return GrammarSource("gbnf", schema_grammar(schema, in_one_line=params.disable_any_whitespace))
     except SchemaError as error:
-        raise ValueError(f"structured_outputs.json: {error}") from None
+        raise ParameterError("structured_outputs", f"structured_outputs.json: {error}") from None
     except RecursionError:
-        raise ValueError("structured_outputs.json is nested too deeply; flatten it") from None
+        raise ParameterError("structured_outputs", "structured_outputs.json is nested too deeply; flatten it") from None
 
 
 @contextmanager
@@ -72,4 +73,6 @@ def one_line_errors(params: StructuredOutputsParams) -> Iterator[None]:
     except RuntimeError as error:
         line = next(iter(str(error).splitlines()), "") or type(error).__name__
         reason = re.sub(r"^\[[\d:]+\] \S+: ", "", line).removeprefix("Check failed: ")[:_LONGEST_REASON]
-        raise ValueError(f"structured_outputs.{params.form} cannot be followed: {reason}; correct it") from None
+        raise ParameterError(
+            "structured_outputs", f"structured_outputs.{params.form} cannot be followed: {reason}; correct it"
+        ) from None

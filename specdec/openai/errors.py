@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +10,8 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
+
+from specdec.kernels.types.settings import ParameterError
 
 logger = logging.getLogger(__name__)
 
@@ -79,17 +81,21 @@ def error_response(error: HTTPException) -> Response:
     return Response(body, error.status_code, dict(error.headers or {}), media_type="application/json")
 
 
-def bad_request(error: Exception, fields: Collection[str] = (), names: Mapping[str, str] | None = None) -> ApiError:
-    """Return the answer to a ValueError of the engine; its message begins with the name of the wrong field, if any.
+def bad_request(
+    error: ValueError, names: Mapping[str, str] | None = None, fields: Mapping[str, str] | None = None
+) -> ApiError:
+    """Return the answer to a ValueError of the engine, which names the wrong field if it is a `ParameterError`.
 
     Args:
         names: the request's names of parameters, where they differ from the engine's.
+        fields: the request's fields for parameters that it makes of several.
     """
-    message = str(error)
-    for own, sent in (names or {}).items():
-        message = re.sub(rf"\b{own}\b", sent, message)
-    first = message.split(" ", 1)[0]
-    return ApiError(400, message, param=first if first in fields else None)
+    message, names = str(error), names or {}
+    for own, name in names.items():
+        message = re.sub(rf"\b{own}\b", name, message)
+    field = error.field.partition(".")[0] if isinstance(error, ParameterError) else None
+    sent = None if field is None else {**names, **(fields or {})}.get(field, field)
+    return ApiError(400, message, param=sent)
 
 
 def note_outcome(scope: Scope, error: HTTPException | ClientGoneError) -> None:

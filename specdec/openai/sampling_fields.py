@@ -168,7 +168,7 @@ class SamplingFields(RequestModel):
         try:
             return SamplingParams(**values)
         except ValueError as error:
-            raise bad_request(error, type(self).model_fields, self.sent_names) from None
+            raise bad_request(error, self.sent_names, {"structured_outputs": self.structure_field}) from None
 
 
 # Log-probabilities and the limit of tokens are spelled differently by each kind of request.

@@ -41,4 +41,4 @@ class ScoringRequest(TemplateFields):
         try:
             return SamplingParams(choices=self.choices, max_tokens=None)
         except ValueError as error:
-            raise bad_request(error, ("choices",)) from None
+            raise bad_request(error) from None

@@ -12,6 +12,7 @@ from specdec.core.engine_stats import EngineStats
 from specdec.core.errors import QueueFullError
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.kernels.types.settings import ParameterError
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.scheduling.choice_rows import MOST_NODES, plan_choices
 from specdec.scheduling.draft_budget import DraftBudget
@@ -120,19 +121,23 @@ class Scheduler:
             QueueFullError: `max_queued_requests` requests wait.
         """
         if request.priority and self.config.scheduling_policy != "priority":
-            raise ValueError(f"priority {request.priority} needs scheduling_policy 'priority'; it is 'fcfs'")
+            raise ParameterError(
+                "priority", f"priority {request.priority} needs scheduling_policy 'priority'; it is 'fcfs'"
+            )
         if request.choices is not None and request.choices.most_nodes > self.max_choice_nodes:
-            raise ValueError(
+            raise ParameterError(
+                "choices",
                 f"choices holds one of {request.choices.most_nodes + 1} tokens; it may have at most "
-                f"{self.max_choice_nodes + 1}: shorten it, or raise max_num_batched_tokens"
+                f"{self.max_choice_nodes + 1}: shorten it, or raise max_num_batched_tokens",
             )
         match self.admission(request):
             case Admission.NEVER:
                 size, pool = self.manager.block_size, self.manager.pool
-                raise ValueError(
+                raise ParameterError(
+                    "max_tokens",
                     f"a request of up to {request.max_length} tokens needs "
                     f"{self.manager.blocks_for(request.max_length - 1)} cache blocks of {size}, "
-                    f"and there are {pool.num_blocks}; lower max_tokens or raise kv_cache_memory"
+                    f"and there are {pool.num_blocks}; lower max_tokens or raise kv_cache_memory",
                 )
             case Admission.LATER:
                 most = self.config.max_queued_requests

@@ -145,7 +145,7 @@ class Service:
         try:
             self.llm.config.limits.check(body)
         except ValueError as error:
-            raise bad_request(error, type(body).model_fields) from None
+            raise bad_request(error) from None
         if model is not None and model not in self.served.names and self.adapters.get(model) is None:
             served = [*self.served.names, *(adapter.lora_name for adapter in self.adapters.all())]
             message = f"the model {model!r} is not served; served is {', '.join(served)}"
@@ -275,7 +275,8 @@ class Service:
                 timer.end_early("abort")
             raise
         except ValueError as error:
-            raise _refused(error, body, prompt_field) from None
+            fields = {"prompt": prompt_field, "structured_outputs": body.structure_field}
+            raise bad_request(error, body.sent_names, fields) from None
         except QueueFullError as error:
             raise ApiError(503, f"the queue is full: {error}", code="queue_full") from None
         except EngineDeadError as error:
@@ -338,17 +339,6 @@ class Service:
         """Abort every running request."""
         for answer in list(self._running):
             await self.abort(answer)
-
-
-def _refused(error: ValueError, body: SamplingFields | ScoringRequest, prompt_field: str) -> ApiError:
-    """Return the answer to a request that the engine refuses, with the name of the field that is wrong."""
-    names = body.sent_names
-    refused = bad_request(error, ("cache_salt", *SamplingParams.__dataclass_fields__, *names.values()), names)
-    if str(error).startswith("structured_outputs"):
-        refused.param = body.structure_field
-    elif refused.param is None and "prompt" in str(error):
-        refused.param = prompt_field
-    return refused
 
 
 def _cache_labels(config: EngineConfig) -> dict[str, str]:

@@ -32,6 +32,7 @@ from specdec.core.commands import (
 from specdec.core.engine_stats import EngineStats
 from specdec.core.errors import QueueFullError
 from specdec.core.outputs import Logprob, Segment, SpeculationStats, Step
+from specdec.kernels.types.settings import ParameterError
 from tests.specdec.world import World
 
 TEXT, WHOLE = st.text(max_size=5), st.integers(-(2**63), 2**63 - 1)
@@ -66,7 +67,7 @@ FIELDS: dict[type[Any], dict[str, st.SearchStrategy[Any]]] = {
     LoadAdapter: {"adapter": ADAPTERS},
     UnloadAdapter: {"lora_int_id": WHOLE},
     News: {"deltas": st.lists(DELTAS, max_size=3)},
-    Refused: {"message": TEXT, "kind": st.sampled_from(["wrong", "queue_full", "failed"])},
+    Refused: {"message": TEXT, "kind": st.sampled_from(["wrong", "queue_full", "failed"]), "field": st.none() | TEXT},
     Stats: {"stats": STATS},
     Integrity: {"problem": st.none() | TEXT, "requests": WHOLE, "blocks": WHOLE},
     Unloaded: {"was_loaded": st.booleans()},
@@ -104,13 +105,14 @@ def test_what_is_no_command_is_not_passed_over(world: World) -> None:
         (ValueError("temperature is -1\nand more"), ValueError("temperature is -1")),
         (QueueFullError("2 requests wait"), QueueFullError("2 requests wait")),
         (FileNotFoundError("no such folder"), ValueError("no such folder")),
+        (ParameterError("n", "n is 2"), ParameterError("n", "n is 2")),
         (ZeroDivisionError("a bug"), RuntimeError("ZeroDivisionError: a bug")),
     ],
     ids=lambda error: type(error).__name__,
 )
 def test_an_error_is_raised_again_where_the_user_stands(error: Exception, expected: Exception) -> None:
     found = Refused.of(error).error()
-    assert (type(found), str(found)) == (type(expected), str(expected))
+    assert (type(found), str(found), vars(found)) == (type(expected), str(expected), vars(expected))
 
 
 REFUSED, GONE = Refused("no room", "queue_full"), "the actor died"
