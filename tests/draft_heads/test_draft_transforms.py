@@ -276,7 +276,14 @@ def test_drawn_trees_pass_on_the_transforms_distribution(
             torch.testing.assert_close(tree.draft_probs[1 + node].float(), wanted, rtol=1e-4, atol=1e-5)
 
 
-@given(st.lists(filters, min_size=1, max_size=4), st.integers(1, 3), st.integers(1, 90), seeds)
+# Batches with rows of any kind, without filters, and without temperatures.
+batches = st.sampled_from(
+    [filters, st.builds(Sampling, temperature=temperatures), st.builds(Sampling, st.just(1.0), st.integers(0, 5))]
+).flatmap(lambda one: st.lists(one, min_size=1, max_size=4))
+
+
+@settings(max_examples=num_cases(100))
+@given(batches, st.integers(1, 3), st.integers(1, 90), seeds)
 def test_row_sampling_is_the_transforms(many: list[Sampling], times: int, vocab: int, seed: int) -> None:
     """To the bit; so it is from a buffer that held another batch before, as captured graphs have it."""
     generator = torch.Generator().manual_seed(seed)
