@@ -23,14 +23,11 @@ from specdec.kernels.reference import kv_copy as kv_copy_reference
 from specdec.kernels.reference import logit_filters as logit_filters_reference
 from specdec.kernels.reference import rotary_store as rotary_store_reference
 from specdec.kernels.reference import tree_attention as tree_attention_reference
-from specdec.kernels.reference.coupled_walk import coupled_walk
-from specdec.kernels.reference.host_walks import host_walk, tree_walk
 from specdec.kernels.reference.projection import Projection
-from specdec.kernels.reference.rejection_walk import walk_rejection
 from specdec.kernels.reference.sampling import HostSampling
 from specdec.kernels.triton.walks import DeviceWalks
 from specdec.kernels.types.adapters import AdapterBank, GroupedLoRA
-from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.draft_trees import BatchWalk
 from specdec.kernels.types.fused import (
     BlockWeights,
     DraftingCache,
@@ -45,7 +42,7 @@ from specdec.kernels.types.fused import (
 from specdec.kernels.types.product import Product
 from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.types.settings import KernelChoice, Quantization
-from specdec.kernels.types.types import DTYPES, Acceptance, Candidates, NoiseRows, NoiseSource, Stream, TopK
+from specdec.kernels.types.types import DTYPES, Candidates, NoiseRows, NoiseSource, Stream, TopK
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +65,7 @@ class KernelSet:
             of its scores plus the noise of its output position (arguments: processed logits `[rows + nodes, vocab]`,
             which are not to be used afterwards, trees, and each row's noise at its root, None for a greedy row). The
             lowest id on ties; `NO_TOKEN`, which ends the path, where the largest is not finite. The host waits for
-            the outcome, here and in the next two.
+            the outcome. None where the rule's text in `verify/` runs on the host, here and in the next.
         rejection_walk: recursive rejection sampling down each row's tree, with the same arguments; a greedy row
             follows the argmax.
         fused_layer: prepares a decoder layer that runs in one call; None where its parts are called one by one.
@@ -101,9 +98,9 @@ class KernelSet:
     copy_between: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     filter_logits: Callable[[Tensor, Tensor], Tensor]
     perturbed_top_k: Callable[[Candidates, NoiseRows, int, Stream, int], TopK]
-    coupled_walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
-    rejection_walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
     grouped_lora: GroupedLoRA
+    coupled_walk: BatchWalk | None = None
+    rejection_walk: BatchWalk | None = None
     fused_layer: Callable[[LayerWeights], FusedLayer] | None = None
     fused_drafting: Callable[[HeadWeights, Product, int, Tensor | None, DraftingCache], FusedDrafting] | None = None
     fused_block: (
@@ -168,7 +165,6 @@ def torch_kernels(noise: NoiseSource) -> KernelSet:
     Args:
         noise: of sampled rows; one for each engine, as it keeps what it has made.
     """
-    sampling = HostSampling(noise)
     return KernelSet(
         name="torch",
         on_device=False,
@@ -182,9 +178,7 @@ def torch_kernels(noise: NoiseSource) -> KernelSet:
         copy_blocks=kv_copy_reference.copy_blocks,
         copy_between=kv_copy_reference.copy_between,
         filter_logits=logit_filters_reference.filter_logits,
-        perturbed_top_k=sampling.perturbed_top_k,
-        coupled_walk=partial(coupled_walk, sampling.gumbel_argmax, tree_walk),
-        rejection_walk=host_walk(walk_rejection, noise.uniforms),
+        perturbed_top_k=HostSampling(noise).perturbed_top_k,
         grouped_lora=grouped_lora_reference.grouped_lora,
         noise=noise,
     )
@@ -292,8 +286,8 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         rejection_walk,
         rotary_store,
         tree_attention,
+        tree_walk,
     )
-    from specdec.kernels.triton import tree_walk as tree_walk_kernel
 
     def argmax(scores: Tensor, noise: NoiseRows) -> Tensor:
         return gumbel_argmax.gumbel_argmax(scores, noise.columns(scores.device))
@@ -302,7 +296,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         scores, _, tokens = candidates
         return perturbed_top_k.perturbed_top_k(scores, noise.columns(scores.device), k, tokens, int(stream), lane)
 
-    walks = DeviceWalks(tree_walk_kernel.tree_walk, rejection_walk.rejection_walk)
+    walks = DeviceWalks(argmax, tree_walk.tree_walk, rejection_walk.rejection_walk)
     return KernelSet(
         name="triton",
         on_device=True,
@@ -317,7 +311,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         copy_between=kv_copy.copy_between,
         filter_logits=logit_filters.filter_logits,
         perturbed_top_k=top_k,
-        coupled_walk=partial(coupled_walk, argmax, walks.tree_walk),
+        coupled_walk=walks.coupled_walk,
         rejection_walk=walks.rejection_walk,
         grouped_lora=grouped_lora.grouped_lora,
         head_dims=tree_attention.HEAD_DIMS,

@@ -1,7 +1,6 @@
 """The plain-torch kernels of tests, and the references of the Triton kernels in their place."""
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,12 +8,10 @@ from torch import Tensor
 from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.reference import gumbel_argmax as gumbel_argmax_reference
 from specdec.kernels.reference import perturbed_top_k as perturbed_top_k_reference
-from specdec.kernels.reference import tree_walk as tree_walk_reference
-from specdec.kernels.reference.coupled_walk import coupled_walk
-from specdec.kernels.reference.rejection_walk import rejection_walk
 from specdec.kernels.triton.walks import DeviceWalks
 from specdec.kernels.types.types import Candidates, NoiseRows, Stream, TopK
 from specdec.verify.noise import GumbelNoise
+from specdec.verify.packed_walks import rejection_walk, tree_walk
 
 TORCH = torch_kernels(GumbelNoise(torch.device("cpu")))
 
@@ -29,13 +26,13 @@ def _perturbed_top_k(candidates: Candidates, noise: NoiseRows, k: int, stream: S
     return perturbed_top_k_reference.perturbed_top_k(scores, columns, k, tokens, int(stream), lane)
 
 
-_WALKS = DeviceWalks(tree_walk_reference.tree_walk, rejection_walk)
+_WALKS = DeviceWalks(_gumbel_argmax, tree_walk, rejection_walk)
 # What a device runs, in plain torch.
 REFERENCES = replace(
     TORCH,
     name="references",
     on_device=True,
     perturbed_top_k=_perturbed_top_k,
-    coupled_walk=partial(coupled_walk, _gumbel_argmax, _WALKS.tree_walk),
+    coupled_walk=_WALKS.coupled_walk,
     rejection_walk=_WALKS.rejection_walk,
 )

@@ -1,4 +1,4 @@
-"""Processing of logits to the distribution that is sampled from, for target, drafter and plain decoding alike."""
+"""Processing of logits to the distribution that is sampled from; drafters have other forms, which tests hold to it."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

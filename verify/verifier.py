@@ -9,8 +9,10 @@ from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.draft_trees import DraftTrees
-from specdec.kernels.types.types import Acceptance, NoiseKey, NoiseRows
+from specdec.kernels.types.types import Acceptance, NoiseKey, NoiseRows, NoiseSource
+from specdec.verify.host_walks import host_coupled_walk, host_walk
 from specdec.verify.noise import noise_key
+from specdec.verify.rejection import walk_rejection
 from specdec.verify.sampling import Context
 from specdec.verify.transforms import NodeRows, processed_logits
 
@@ -25,6 +27,7 @@ class CoupledVerifier:
 
     def __init__(self, kernels: KernelSet) -> None:
         self.kernels = kernels
+        self.walk = kernels.coupled_walk or host_coupled_walk(_noise_of(kernels))
 
     def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
         """Return the outcome of each row.
@@ -39,11 +42,11 @@ class CoupledVerifier:
             scores = processed_logits(logits, node_rows(trees, contexts, logits.device), self.kernels)
             # Scores are not to be used after the walk, and the logits are.
             scores = scores.clone() if scores.data_ptr() == logits.data_ptr() else scores
-        return self.kernels.coupled_walk(scores, trees, NoiseRows(keys))
+        return self.walk(scores, trees, NoiseRows(keys))
 
 
 class RejectionVerifier:
-    """Recursive rejection sampling, which compares p with q; see `kernels.rejection_walk_reference`.
+    """Recursive rejection sampling, which compares p with q; see `walk_rejection`.
 
     The output follows the target's distribution exactly, but unlike with `CoupledVerifier` the tree influences which
     of the possible outputs it is.
@@ -54,13 +57,14 @@ class RejectionVerifier:
 
     def __init__(self, kernels: KernelSet) -> None:
         self.kernels = kernels
+        self.walk = kernels.rejection_walk or host_walk(walk_rejection, _noise_of(kernels).uniforms)
 
     def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
         """Return the outcome of each row; see `CoupledVerifier.verify`."""
         scores = logits
         if any(context.sampling.changes for context in contexts):
             scores = processed_logits(logits, node_rows(trees, contexts, logits.device), self.kernels)
-        return self.kernels.rejection_walk(scores, trees, NoiseRows(noise_keys(contexts)))
+        return self.walk(scores, trees, NoiseRows(noise_keys(contexts)))
 
 
 class Verifier(Protocol):
@@ -74,6 +78,11 @@ class Verifier(Protocol):
 def verifier_of(rule: Literal["coupled", "rejection"], kernels: KernelSet) -> Verifier:
     """Return the verifier of an acceptance rule."""
     return CoupledVerifier(kernels) if rule == "coupled" else RejectionVerifier(kernels)
+
+
+def _noise_of(kernels: KernelSet) -> NoiseSource:
+    assert kernels.noise is not None, f"the {kernels.name} kernels have neither walks nor noise for the host's"
+    return kernels.noise
 
 
 def noise_keys(contexts: Sequence[Context]) -> list[NoiseKey | None]:

@@ -11,12 +11,11 @@ from torch import Tensor
 from benchmarks.gpu.batch import random_tree
 from benchmarks.gpu.race import EXACT, Case, Peer, Subject
 from benchmarks.gpu.sizes import Sizes
-from specdec.kernels.reference import rejection_walk as rejection_walk_reference
-from specdec.kernels.reference import tree_walk as tree_walk_reference
 from specdec.kernels.triton.rejection_walk import rejection_walk
 from specdec.kernels.triton.tree_walk import tree_walk
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.types import DraftProbs, NoiseColumns, PackedTrees
+from specdec.verify import packed_walks
 
 # Chance that the target emits a child's token, so that paths grow long.
 ACCEPTED = 0.85
@@ -41,10 +40,10 @@ def _tree_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
     inputs = (a, PackedTrees(b, c, d, sizes.tree.nodes, sizes.tree.depth))
     return Case(
         run=lambda: tree_walk(*inputs),
-        twin=lambda: tree_walk_reference.tree_walk(*inputs),
+        twin=lambda: packed_walks.tree_walk(*inputs),
         num_bytes=8 * (len(emitted) + len(tokens) + len(parents) + len(starts)),
         bound=EXACT,
-        peers={"host": Peer(lambda: tree_walk_reference.tree_walk(*inputs), captured=False)},
+        peers={"host": Peer(lambda: packed_walks.tree_walk(*inputs), captured=False)},
     )
 
 
@@ -64,10 +63,10 @@ def _rejection_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
     inputs = _weighed(sizes, trees, device)
     return Case(
         run=lambda: rejection_walk(*inputs),
-        twin=lambda: rejection_walk_reference.rejection_walk(*inputs),
-        num_bytes=_bytes_read(inputs[0], rejection_walk_reference.rejection_walk(*inputs).lengths),
+        twin=lambda: packed_walks.rejection_walk(*inputs),
+        num_bytes=_bytes_read(inputs[0], packed_walks.rejection_walk(*inputs).lengths),
         bound=EXACT,
-        peers={"host": Peer(lambda: rejection_walk_reference.rejection_walk(*inputs), captured=False)},
+        peers={"host": Peer(lambda: packed_walks.rejection_walk(*inputs), captured=False)},
     )
 
 

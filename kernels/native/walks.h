@@ -1,4 +1,4 @@
-/* The walks of the coupled and of the rejection rule, the latter as `reference/rejection_walk.py` says it.
+/* The walks of the coupled and of the rejection rule, the latter as `verify/rejection.py` says it.
    Weights e^(score - highest) are float32; sums, quotients and differences float64. */
 
 /* Weights of tokens and their sum. */

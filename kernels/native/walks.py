@@ -7,17 +7,14 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.native.library import KINDS, Library, WalkFields, address_of, numbers, room
-from specdec.kernels.reference.coupled_walk import coupled_walk
-from specdec.kernels.reference.host_walks import tree_walk
-from specdec.kernels.reference.sampling import HostSampling
 from specdec.kernels.types.draft_trees import DraftTrees
-from specdec.kernels.types.types import Acceptance, NoiseRows, NoiseSource
+from specdec.kernels.types.types import Acceptance, NoiseKey, NoiseRows, NoiseSource, Stream
 
 REJECTION, COUPLED = range(2)
 
 
 class NativeWalks:
-    """The walks as operations of `KernelSet`: those of the references but for rounding.
+    """The walks as operations of `KernelSet`: those of the rules in `verify/` but for rounding.
 
     Under the rejection rule weights are float32, their sums, quotients and differences float64, as in the Triton
     kernels.
@@ -38,10 +35,10 @@ class NativeWalks:
         if len(keys) * levels <= most:
             needed = [key and key._replace(position=key.position + level) for key in keys for level in range(levels)]
             return self._walk(COUPLED, scores, trees, noise, self.noise.addresses(needed, size), levels)
-        if len(keys) == 1:
+        if len(keys) == 1 and keys[0] is not None:
             # So deep a tree needs more noise than is kept.
-            own = scores.to(torch.float32, copy=True)
-            return coupled_walk(HostSampling(self.noise).gumbel_argmax, tree_walk, own, trees, noise)
+            vectors = self._copied(keys[0], levels, size)
+            return self._walk(COUPLED, scores, trees, noise, [vector.data_ptr() for vector in vectors], levels)
         found = []
         for rows in (range(len(keys) // 2), range(len(keys) // 2, len(keys))):
             start = sum(1 + own for own in trees.sizes[: rows.start])
@@ -49,6 +46,13 @@ class NativeWalks:
             end = start + len(rows) + sum(part.sizes)
             found += self.coupled_walk(scores[start:end], part, NoiseRows(keys[rows.start : rows.stop]))
         return found
+
+    def _copied(self, key: NoiseKey, levels: int, size: int) -> Tensor:
+        """Return the noise of this output position and those after it, `[levels, size]`."""
+        vectors = torch.empty(levels, size)
+        for level, vector in enumerate(vectors):
+            vector.copy_(self.noise.at(key._replace(position=key.position + level), size, Stream.TARGET, 0))
+        return vectors
 
     def rejection_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
         """See `KernelSet.rejection_walk`; takes float32, bfloat16 and float16."""

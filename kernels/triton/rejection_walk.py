@@ -31,7 +31,7 @@ NUM_WARPS = 8
 def rejection_walk(scores: Tensor, draft_probs: DraftProbs | None, trees: PackedTrees, noise: NoiseColumns) -> Walk:
     """Walk down from each root while a child is accepted, then emit a draw from the residual of p.
 
-    The rule is `reference.rejection_walk.walk_rejection`: p = softmax(scores) of the node; a child x is accepted with
+    The rule is `verify.rejection.walk_rejection`: p = softmax(scores) of the node; a child x is accepted with
     probability min(1, p[x] / q[x]), else p becomes norm(max(p - q, 0)) and q loses x; without draft probabilities each
     child is its own q. The coins and the draw are those of `PhiloxChance`, to the bit.
 

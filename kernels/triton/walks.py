@@ -16,15 +16,18 @@ class DeviceWalks(NamedTuple):
     """Verification as operations of `KernelSet`, made of the Triton kernels or their references.
 
     Attributes:
+        argmax: the argmax of each row's scores plus noise; see `specdec.kernels.triton.gumbel_argmax`.
         follow: `specdec.kernels.triton.tree_walk`.
         reject: `specdec.kernels.triton.rejection_walk`.
     """
 
+    argmax: Callable[[Tensor, NoiseRows], Tensor]
     follow: Callable[[Tensor, PackedTrees], Walk]
     reject: Callable[[Tensor, DraftProbs | None, PackedTrees, NoiseColumns], Walk]
 
-    def tree_walk(self, emitted: Tensor, trees: DraftTrees) -> list[Acceptance]:
-        """See `coupled_walk`."""
+    def coupled_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
+        """See `KernelSet.coupled_walk`."""
+        emitted = self.argmax(scores, trees.noise(noise.keys, scores.device))
         return _read([self.follow(emitted, _packed(trees, emitted.device))], trees)
 
     def rejection_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:

@@ -1,6 +1,6 @@
 """Batches of draft trees, one per row: the value that flows from the drafter to packing, verification and read-back."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from specdec.kernels.types.device_trees import DeviceTrees
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import WORD_BITS
 from specdec.kernels.types.tree import NO_DRAFTS, DraftTree, HostNodes, split_words
-from specdec.kernels.types.types import DraftProbs, NodeTensors, NoiseKey, NoiseRows
+from specdec.kernels.types.types import Acceptance, DraftProbs, NodeTensors, NoiseKey, NoiseRows
 from specdec.kernels.types.upload import read_together, upload
 
 
@@ -121,3 +121,5 @@ class HostTrees:
 
 # A batch of draft trees, one per row.
 DraftTrees = HostTrees | DeviceTrees
+# An acceptance rule over a batch: (processed logits `[rows + nodes, vocab]`, trees, each row's noise at its root).
+BatchWalk = Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.reference.coupled_walk import coupled_walk
-from specdec.kernels.reference.host_walks import tree_walk
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.types import NO_TOKEN, Acceptance, NoiseRows, NoiseSource, Stream
 from specdec.models.sharded_llama import ShardedLlama
 from specdec.models.tp_plan import Span
 from specdec.parallel.rank_group import RankGroup
+from specdec.verify.coupled import coupled_walk
+from specdec.verify.host_walks import follow_all
 from specdec.verify.sampling import Context
 from specdec.verify.transforms import forbid_outside
 from specdec.verify.verifier import CoupledVerifier, Verifier, node_rows
@@ -34,7 +34,7 @@ class SplitVerifier:
         self._split: CoupledVerifier | None = None
         if isinstance(inner, CoupledVerifier) and kernels.noise is not None and model.shard.plan.vocabulary:
             argmax = SplitArgmax(model.group, model.shard.vocab, kernels.noise)
-            self._split = CoupledVerifier(replace(kernels, coupled_walk=partial(coupled_walk, argmax, tree_walk)))
+            self._split = CoupledVerifier(replace(kernels, coupled_walk=partial(coupled_walk, argmax, follow_all)))
 
     def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
         """Return the outcome of each row; see `CoupledVerifier.verify`.

@@ -9,14 +9,12 @@ from hypothesis import strategies as st
 
 from specdec.kernels.native.library import Library
 from specdec.kernels.native.walks import NativeWalks
-from specdec.kernels.reference.coupled_walk import coupled_walk
-from specdec.kernels.reference.host_walks import tree_walk
-from specdec.kernels.reference.rejection_walk import walk_rejection
-from specdec.kernels.reference.sampling import HostSampling
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.types import Acceptance, NoiseKey, NoiseRows
+from specdec.verify.host_walks import host_coupled_walk
 from specdec.verify.noise import GumbelNoise
+from specdec.verify.rejection import walk_rejection
 from tests.kernels.kernel_checks import DTYPES
 from tests.kernels.native_forms import FORMS, NOISE, libraries, library, normal
 from tests.kernels.walk_batches import TOO_NEAR, Batch, batch, margin
@@ -102,7 +100,7 @@ def test_a_chain_is_accepted_whole_when_q_is_p(seed: int) -> None:
 
 def composed(scores: torch.Tensor, trees: HostTrees, noise: NoiseRows) -> list[Acceptance]:
     """The coupled walk of plain torch."""
-    return coupled_walk(HostSampling(NOISE).gumbel_argmax, tree_walk, scores.clone(), trees, noise)
+    return host_coupled_walk(NOISE)(scores.clone(), trees, noise)
 
 
 @given(libraries, st.integers(1, 70), st.integers(1, 5), st.data())
@@ -124,13 +122,17 @@ def test_a_coupled_walk_follows_the_argmax_with_noise(own: Library, size: int, r
     torch.testing.assert_close(scores, before, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("trees", [[DraftTree()] * 150, [chain_of([3] * 90), DraftTree(), chain_of([2, 1])]])
-def test_a_coupled_walk_with_more_noise_than_is_kept(trees: list[DraftTree]) -> None:
-    """Rows are then walked in parts, and a tree that is deeper than what is kept in plain torch."""
-    drafts = HostTrees(trees)
-    scores = normal(1, len(trees) + sum(drafts.sizes), 40)
-    noise = NoiseRows([NoiseKey(3, 0, position) for position in range(len(trees))])
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_coupled_walk_with_more_noise_than_is_kept(deep: bool) -> None:
+    """Rows are then walked in parts, and a tree that is deeper than what is kept takes a copy of its noise."""
+    size, depth = 40, 90
+    scores = normal(1, 150, size)
+    emitted = [int((own + NOISE.at(NoiseKey(3, 0, at), size)).argmax()) for at, own in enumerate(scores[:depth])]
+    trees = [chain_of(emitted), DraftTree(), chain_of([2, 1])] if deep else [DraftTree()] * 150
+    drafts, noise = HostTrees(trees), NoiseRows([NoiseKey(3, 0, position) for position in range(len(trees))])
+    scores = scores[: len(trees) + sum(drafts.sizes)]
     # Few vectors, so that early ones are gone when the last are made.
     small = GumbelNoise(torch.device("cpu"), cache_bytes=1)
-    own = library("portable", 1, torch.float32)
-    assert NativeWalks(own, small).coupled_walk(scores, drafts, noise) == composed(scores, drafts, noise)
+    found = NativeWalks(library("portable", 1, torch.float32), small).coupled_walk(scores, drafts, noise)
+    assert found == composed(scores, drafts, noise)
+    assert len(found[0].path) == (depth if deep else 0)

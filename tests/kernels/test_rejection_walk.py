@@ -13,11 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels.reference import rejection_walk as rejection_walk_reference
 from specdec.kernels.triton.rejection_walk import rejection_walk
 from specdec.kernels.triton.residual import uniform
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.types import DraftProbs, Stream
+from specdec.verify import packed_walks
 from specdec.verify.noise import uniforms
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
 from tests.kernels.walk_batches import NAN, NEVER, TOO_NEAR, Batch, as_lists, batch, in_order, margin, verified
@@ -57,18 +57,18 @@ def test_the_twin_walks_as_the_verifier_does(
 ) -> None:
     """Both in float64: none is allowed to differ."""
     drawn = batch(many, 17, seed, has_draft, invalid=invalid)
-    found = as_lists(rejection_walk_reference.rejection_walk(**prepared(drawn, extra)))
+    found = as_lists(packed_walks.rejection_walk(**prepared(drawn, extra)))
     assert found == verified(drawn, drawn.depth + extra)
     arguments = prepared(drawn, extra)
     arguments["scores"] = arguments["scores"].double()
     if has_draft:
         arguments["draft_probs"] = in_order(arguments["draft_probs"].table.double())
-    assert as_lists(rejection_walk_reference.rejection_walk(**arguments)) == found
+    assert as_lists(packed_walks.rejection_walk(**arguments)) == found
 
 
 def assert_equal(drawn: Batch, arguments: dict[str, Any], nearest: float = 0.0) -> None:
     """Kernel and twin, but for rows that a coin has decided by less than `nearest`."""
-    ours, theirs = (as_lists(walk(**arguments)) for walk in (rejection_walk, rejection_walk_reference.rejection_walk))
+    ours, theirs = (as_lists(walk(**arguments)) for walk in (rejection_walk, packed_walks.rejection_walk))
     wrong = [row for row, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other]
     assert all(margin(drawn, row) < nearest for row in wrong), [(row, ours[row], theirs[row]) for row in wrong]
 
@@ -108,7 +108,7 @@ def test_siblings_are_tried_one_after_the_other(has_draft: bool) -> None:
     q = torch.tensor([0.9, 0.05, 0.03, 0.02, 0.0]).repeat(5 * count, 1)
     keys = [(seed, 1, 2) for seed in range(count)]
     drawn = Batch([tree] * count, p.log(), q if has_draft else None, keys, [True] * count)
-    found = rejection_walk_reference.rejection_walk(**prepared(drawn))
+    found = packed_walks.rejection_walk(**prepared(drawn))
     assert as_lists(found) == verified(drawn, 1)
     with blocks_of(2):
         assert_equal(drawn, prepared(drawn), TOO_NEAR)
@@ -155,7 +155,7 @@ def test_a_path_of_the_greatest_length_ends_as_if_no_child_came_behind(
     many: list[DraftTree], seed: int, has_draft: bool, depth: int
 ) -> None:
     drawn = batch(many, 17, seed, has_draft)
-    found = as_lists(rejection_walk_reference.rejection_walk(**drawn.arguments(0, depth)))
+    found = as_lists(packed_walks.rejection_walk(**drawn.arguments(0, depth)))
     for row, tree in enumerate(many):
         stumps = {node for node, own in zip([ROOT, *range(len(tree))], [0, *tree.depths], strict=True) if own == depth}
         one = drawn.only(row)
@@ -194,7 +194,7 @@ def test_the_walk_ends_where_there_is_no_law(sampled: bool, bad: float) -> None:
             # One number is enough, also a NaN whose bits are below those of every other.
             scores[node, : 3 if bad == NEVER else 1] = bad
             drawn = Batch([tree], scores, q, [(7, 0, 3)], [sampled])
-            for walk in (rejection_walk, rejection_walk_reference.rejection_walk):
+            for walk in (rejection_walk, packed_walks.rejection_walk):
                 assert as_lists(walk(**drawn.arguments())) == [([*path, *[-1] * (2 - len(path))], len(path), -1)]
 
 
@@ -241,7 +241,7 @@ def test_the_first_token_follows_p(has_draft: bool) -> None:
     keys = [(row, 0, row % 3) for row in range(count)]
     drafts = q.expand(3 * count, vocab).contiguous() if has_draft else None
     drawn = Batch(many, p.log().repeat(3 * count, 1), drafts, keys, [True] * count)
-    walk = rejection_walk if on_gpu else rejection_walk_reference.rejection_walk
+    walk = rejection_walk if on_gpu else packed_walks.rejection_walk
     found = as_lists(walk(**drawn.arguments()))
     first = [tree.tokens[path[0]] if length else token for tree, (path, length, token) in zip(many, found, strict=True)]
     seen, expected = torch.bincount(torch.tensor(first), minlength=vocab), count * p
@@ -291,5 +291,5 @@ def test_laws_may_lie_in_any_order(many: list[DraftTree], seed: int) -> None:
             rows[start + 1 + node] = -(2**40)
         start += 1 + len(tree)
     laws = DraftProbs(arguments["draft_probs"].table[order.to(DEVICE)], rows.to(DEVICE))
-    for walk in (rejection_walk, rejection_walk_reference.rejection_walk):
+    for walk in (rejection_walk, packed_walks.rejection_walk):
         assert as_lists(walk(**{**arguments, "draft_probs": laws})) == as_lists(walk(**arguments))

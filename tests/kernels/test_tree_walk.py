@@ -10,10 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels.reference import tree_walk as tree_walk_reference
 from specdec.kernels.triton.tree_walk import tree_walk
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.types import NO_TOKEN, Acceptance, PackedTrees, Walk
+from specdec.verify import packed_walks
 from tests.kernels.kernel_checks import DEVICE, poisoned_outputs
 from tests.strategies import draft_trees, seeds
 from tests.trees import chain_of
@@ -91,7 +91,7 @@ def test_walks_as_the_verifier_does(case: Case) -> None:
         path, token = walk(tree, said)
         expected.append(([*path, *[-1] * (depth - len(path))], len(path), token))
     assert as_lists(tree_walk(*arguments)) == expected
-    assert as_lists(tree_walk_reference.tree_walk(*arguments)) == expected
+    assert as_lists(packed_walks.tree_walk(*arguments)) == expected
 
 
 @given(cases, st.integers(0, 4))
@@ -104,7 +104,7 @@ def test_a_path_of_the_greatest_length_ends_with_its_last_nodes_token(case: Case
         path = list(walk(tree, said).path[:depth])
         expected.append((path + [-1] * (depth - len(path)), len(path), said[1 + path[-1] if path else 0]))
     assert as_lists(tree_walk(*arguments)) == expected
-    assert as_lists(tree_walk_reference.tree_walk(*arguments)) == expected
+    assert as_lists(packed_walks.tree_walk(*arguments)) == expected
 
 
 def test_of_equal_siblings_the_first_is_taken() -> None:
@@ -112,14 +112,14 @@ def test_of_equal_siblings_the_first_is_taken() -> None:
     emitted, tokens, parents = ([5, 0, 1, 2], [4, 5, 5], [-1, -1, -1])
     said, *parts = (torch.tensor(part, device=DEVICE) for part in (emitted, tokens, parents, [0, 4]))
     trees = PackedTrees(*parts, 3, 2)
-    for found in (tree_walk(said, trees), tree_walk_reference.tree_walk(said, trees)):
+    for found in (tree_walk(said, trees), packed_walks.tree_walk(said, trees)):
         assert as_lists(found) == [([1, -1], 1, 1)]
 
 
 def test_no_token_is_carried_by_no_child() -> None:
     said, *parts = (torch.tensor(part, device=DEVICE) for part in ([-1, 3], [-1], [-1], [0, 2]))
     trees = PackedTrees(*parts, 1, 1)
-    for found in (tree_walk(said, trees), tree_walk_reference.tree_walk(said, trees)):
+    for found in (tree_walk(said, trees), packed_walks.tree_walk(said, trees)):
         assert as_lists(found) == [([-1], 0, NO_TOKEN)]
 
 

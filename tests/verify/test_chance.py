@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from specdec.kernels.reference.chance import PhiloxChance
 from specdec.kernels.types.types import NoiseKey, Stream, Uniforms
+from specdec.verify.chance import PhiloxChance
 from specdec.verify.noise import GumbelNoise, uniforms
 
 

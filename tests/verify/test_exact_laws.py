@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.kernels.reference.rejection_walk import walk_rejection
-from specdec.kernels.reference.tree_walk import follow
 from specdec.kernels.types.tree import ROOT, DraftTree
+from specdec.verify.coupled import follow
+from specdec.verify.rejection import walk_rejection
 from tests.profiles import num_cases
 from tests.strategies import seeds
 from tests.verify.exact import (

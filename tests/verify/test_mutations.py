@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from specdec.kernels.reference import rejection_walk as rejection
 from specdec.kernels.types.tree import DraftTree
+from specdec.verify import rejection
 from tests.verify.exact import Model, Rule, Shape, assert_target_law, chain_shape, fixed_law, sampled_law
 
 FORKS: list[Shape] = [((), (), ()), (((), ()), ((),))]

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.kernels.reference.rejection_walk import walk_rejection
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.types import NO_TOKEN, Acceptance
+from specdec.verify.rejection import walk_rejection
 from tests.verify.exact import Chooser, Model, drawn_tree, outcomes
 from tests.verify.fixed_coins import LARGEST_COIN, FixedCoins, vector
 from tests.verify.models import SAMPLED_NODES, fixed_trees, models, tree_shapes

@@ -1,4 +1,4 @@
-"""The walk down each tree by the tokens that the target emits: what a CPU runs, and the Triton kernel's reference."""
+"""The walks with the arguments of the Triton kernels: their twins, which tests and benchmarks compare them with."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -6,29 +6,30 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from specdec.kernels.reference.philox import uniforms
 from specdec.kernels.types.tree import DraftTree
-from specdec.kernels.types.types import NO_TOKEN, ROOT, Acceptance, DraftProbs, PackedTrees, Walk
-
-
-def follow(tree: DraftTree, emitted: Sequence[int]) -> Acceptance:
-    """Follow the emitted tokens down the tree; `emitted[0]` is the root's, `emitted[1 + i]` node i's."""
-    path, node, wanted = list[int](), ROOT, emitted[0]
-    # A parent comes before its children, and siblings differ: one pass in order finds all of the path.
-    for child, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)):
-        if parent == node and token == wanted != NO_TOKEN:
-            path.append(child)
-            node, wanted = child, emitted[1 + child]
-    return Acceptance(tuple(path), wanted)
+from specdec.kernels.types.types import Acceptance, DraftProbs, NoiseColumns, NoiseKey, PackedTrees, Walk
+from specdec.verify.coupled import follow
+from specdec.verify.host_walks import walk_rows
+from specdec.verify.rejection import walk_rejection
 
 
 def tree_walk(emitted: Tensor, trees: PackedTrees) -> Walk:
     """See `specdec.kernels.triton.tree_walk`."""
     said, starts = emitted.tolist(), trees.starts[:-1].tolist()
-    rows = [follow(tree, said[start:]) for tree, start in zip(trees_of(trees), starts, strict=True)]
-    return as_walk(rows, trees.max_depth, emitted.device)
+    rows = [follow(tree, said[start:]) for tree, start in zip(_trees_of(trees), starts, strict=True)]
+    return _as_walk(rows, trees.max_depth, emitted.device)
 
 
-def trees_of(packed: PackedTrees, draft_probs: DraftProbs | None = None) -> list[DraftTree]:
+def rejection_walk(scores: Tensor, draft_probs: DraftProbs | None, trees: PackedTrees, noise: NoiseColumns) -> Walk:
+    """See `specdec.kernels.triton.rejection_walk`; computes in float64, and takes it."""
+    rows = zip(*(part.tolist() for part in noise), strict=True)
+    keys = [NoiseKey(*key) if is_sampled else None for *key, is_sampled in rows]
+    found = walk_rows(walk_rejection, scores, _trees_of(trees, draft_probs), keys, uniforms)
+    return _as_walk(found, trees.max_depth, scores.device)
+
+
+def _trees_of(packed: PackedTrees, draft_probs: DraftProbs | None = None) -> list[DraftTree]:
     """Return the tree of each row, its `draft_probs` in float64."""
     probs = None
     if draft_probs is not None:
@@ -50,7 +51,7 @@ def trees_of(packed: PackedTrees, draft_probs: DraftProbs | None = None) -> list
     return trees
 
 
-def as_walk(rows: Sequence[Acceptance], max_depth: int, device: torch.device) -> Walk:
+def _as_walk(rows: Sequence[Acceptance], max_depth: int, device: torch.device) -> Walk:
     """Return acceptances in the form in which the kernels give them."""
     paths = [[*path, *[-1] * (max_depth - len(path))] for path, _ in rows]
     return Walk(

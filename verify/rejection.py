@@ -1,13 +1,10 @@
-"""Recursive rejection sampling, the rule itself: what exact tests and a CPU run, and the Triton kernel's reference."""
+"""The rejection rule: recursive rejection sampling, one text for exact tests and for plain torch."""
 
 from collections.abc import Callable
 
-from torch import Tensor
-
-from specdec.kernels.reference.chance import Chance
-from specdec.kernels.reference.host_walks import walk_packed
 from specdec.kernels.types.tree import DraftTree
-from specdec.kernels.types.types import NO_TOKEN, ROOT, Acceptance, DraftProbs, NoiseColumns, PackedTrees, Vector, Walk
+from specdec.kernels.types.types import NO_TOKEN, ROOT, Acceptance, Vector
+from specdec.verify.chance import Chance
 
 
 def walk_rejection(tree: DraftTree, target: Callable[[int], Vector | None], chance: Chance) -> Acceptance:
@@ -72,8 +69,3 @@ def normalised(weights: Vector, otherwise: Vector) -> Vector:
     """Return `weights` divided by their sum; `otherwise` where rounding has left nothing of them."""
     total = weights.sum()
     return weights / total if total > 0 else otherwise
-
-
-def rejection_walk(scores: Tensor, draft_probs: DraftProbs | None, trees: PackedTrees, noise: NoiseColumns) -> Walk:
-    """See `specdec.kernels.triton.rejection_walk`; computes in float64, and takes it."""
-    return walk_packed(walk_rejection, scores, draft_probs, trees, noise)

@@ -1,34 +1,32 @@
-"""Verification on the host: the walks of the plain-torch kernel set."""
+"""The acceptance rules over a batch on the host: what runs where a kernel set has no walk of its own."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from specdec.kernels.reference.chance import Chance, PhiloxChance
-from specdec.kernels.reference.philox import uniforms
-from specdec.kernels.reference.sampling import argmax
-from specdec.kernels.reference.tree_walk import as_walk, follow, trees_of
-from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.reference.sampling import HostSampling, argmax
+from specdec.kernels.types.draft_trees import BatchWalk, DraftTrees
 from specdec.kernels.types.tree import DraftTree
-from specdec.kernels.types.types import (
-    NO_TOKEN,
-    Acceptance,
-    DraftProbs,
-    NoiseColumns,
-    NoiseKey,
-    NoiseRows,
-    PackedTrees,
-    Uniforms,
-    Vector,
-    Walk,
-)
+from specdec.kernels.types.types import NO_TOKEN, Acceptance, NoiseKey, NoiseRows, NoiseSource, Uniforms, Vector
+from specdec.verify.chance import Chance, PhiloxChance
+from specdec.verify.coupled import coupled_walk, follow
 
 # An acceptance rule: a row's tree, the target's distribution after each node, coins and draws.
 Rule = Callable[[DraftTree, Callable[[int], Vector | None], Chance], Acceptance]
 
 
-def tree_walk(emitted: Tensor, trees: DraftTrees) -> list[Acceptance]:
+def host_coupled_walk(noise: NoiseSource) -> BatchWalk:
+    """Return the coupled rule as an operation of `KernelSet`."""
+    sampling = HostSampling(noise)
+
+    def walk(scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
+        return coupled_walk(sampling.gumbel_argmax, follow_all, scores, trees, noise)
+
+    return walk
+
+
+def follow_all(emitted: Tensor, trees: DraftTrees) -> list[Acceptance]:
     """Follow the tokens emitted after roots and nodes; see `coupled_walk`."""
     tokens: list[int] = emitted.tolist()
     acceptances, start = [], 0
@@ -38,7 +36,7 @@ def tree_walk(emitted: Tensor, trees: DraftTrees) -> list[Acceptance]:
     return acceptances
 
 
-def host_walk(rule: Rule, uniforms: Uniforms) -> Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]:
+def host_walk(rule: Rule, uniforms: Uniforms) -> BatchWalk:
     """Return a rule as an operation of `KernelSet`."""
 
     def walk(scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
@@ -76,13 +74,3 @@ def _target(scores: Tensor, emitted: Sequence[int]) -> Callable[[int], Tensor | 
         return None if emitted[1 + node] == NO_TOKEN else torch.softmax(scores[1 + node].double(), -1)
 
     return target
-
-
-def walk_packed(
-    rule: Rule, scores: Tensor, draft_probs: DraftProbs | None, trees: PackedTrees, noise: NoiseColumns
-) -> Walk:
-    """Run a rule on the arguments of its kernel."""
-    rows = zip(*(part.tolist() for part in noise), strict=True)
-    keys = [NoiseKey(*key) if is_sampled else None for *key, is_sampled in rows]
-    found = walk_rows(rule, scores, trees_of(trees, draft_probs), keys, uniforms)
-    return as_walk(found, trees.max_depth, scores.device)
