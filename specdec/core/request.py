@@ -315,11 +315,6 @@ class RequestGroup:
             self._num_finished += 1
         return self._num_finished == len(self.requests)
 
-    def start_trace(self) -> None:
-        """Record every step from now on, with its draft tree."""
-        for request in self.requests:
-            request.is_traced = True
-
     def output(self) -> RequestOutput:
         """Return a snapshot of all samples."""
         first = self.requests[0]

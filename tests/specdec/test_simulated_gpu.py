@@ -196,7 +196,8 @@ def drafted(
     given = zip(PROMPTS, params, (adapter, None), strict=True)
     groups = [llm.new_group(prompt, own, lora_request=one) for prompt, own, one in given]
     for group in groups:
-        group.start_trace()
+        for request in group.requests:
+            request.is_traced = True
         llm.engine.add_request(group.requests[0])
     while llm.engine.has_unfinished:
         llm.engine.step()

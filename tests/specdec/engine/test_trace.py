@@ -127,7 +127,7 @@ def test_nothing_is_computed_for_other_requests(llm: LLM, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("specdec.engine.engine.node_probs", spy)
     plain, watched = llm.new_group(PROMPT, FREE), llm.new_group(PROMPT[1:], FREE)
-    watched.start_trace()
+    watched.requests[0].is_traced = True
     for group in (plain, watched):
         llm.engine.add_request(group.requests[0])
     while llm.engine.has_unfinished:
