@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specdec.async_engine.async_llm import AsyncLLM
     from specdec.async_engine.errors import EngineDeadError
+    from specdec.core.choices import ChoiceScore
     from specdec.core.engine_stats import EngineStats
     from specdec.core.errors import QueueFullError
     from specdec.core.lora_request import LoRARequest
@@ -41,6 +42,7 @@ __all__ = [
     "BeamSearchParams",
     "BeamSearchSequence",
     "CheckpointError",
+    "ChoiceScore",
     "CompletionOutput",
     "Counter",
     "DraftShape",
@@ -74,6 +76,7 @@ _HOMES = {
     "BeamSearchParams": "specdec.core.sampling_params",
     "BeamSearchSequence": "specdec.core.outputs",
     "CheckpointError": "specdec.draft_heads.llama.checkpoint_files",
+    "ChoiceScore": "specdec.core.choices",
     "CompletionOutput": "specdec.core.outputs",
     "Counter": "specdec.core.metrics",
     "DraftShape": "specdec.draft_heads.drafting.draft_shape",

@@ -14,6 +14,7 @@ NAMES = [
     "BeamSearchParams",
     "BeamSearchSequence",
     "CheckpointError",
+    "ChoiceScore",
     "CompletionOutput",
     "Counter",
     "DraftShape",
