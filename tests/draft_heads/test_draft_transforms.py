@@ -153,13 +153,16 @@ class Tables:
 
 
 def is_sure(logits: Tensor, part: NodeRows) -> bool:
-    """Return whether slightly other filters keep the same tokens."""
+    """Return whether slightly narrower filters of slightly larger scores, and the reverse, keep the same tokens."""
     sampling = part.context.sampling
     kept = []
     for slack in (-UNSURE, UNSURE):
         top_p = sampling.top_p * (1 + slack) if sampling.top_p < 1 else 1.0
         near = replace(sampling, top_p=top_p, min_p=min(1.0, sampling.min_p * (1 - slack)))
-        kept.append(processed_logits(logits, [part._replace(context=part.context._replace(sampling=near))], TORCH))
+        # The head rounds a norm, so that a token may equal another only before both are edited.
+        kept.append(
+            processed_logits(logits * (1 - slack), [part._replace(context=part.context._replace(sampling=near))], TORCH)
+        )
     return torch.equal(kept[0].isfinite(), kept[1].isfinite())
 
 
