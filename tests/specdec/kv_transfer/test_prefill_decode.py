@@ -106,7 +106,7 @@ def test_an_answer_waits_until_its_blocks_have_been_sent(
             assert sending.wait(120)
             # The second one has no block; the third one's are those of the first.
             peer.send(add(2, PROMPT[: SIZE - 1], FIRST), add(3, PROMPT, FIRST))
-            assert [delta.number for delta in peer.ended(2)[2]] == [2]
+            assert len(peer.ended(2)[2]) == 1
             assert len(peer.loop._outboxes) == 2
             may_send.set()
             assert all(len(deltas) == 1 for deltas in peer.ended(1, 3).values())

@@ -13,8 +13,9 @@ from transformers import GenerationConfig as TransformersConfig
 
 from specdec import LLM, SamplingParams
 from specdec.cli.app import main
-from specdec.core.request import RequestGroup
+from specdec.core.commands import Add
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.engine.request_maker import RequestMaker
 from specdec.models.generation_config import GenerationConfig
 from tests.specdec.tiny_checkpoints import Tiny
 
@@ -273,7 +274,7 @@ def test_without_a_tokenizer_its_stop_strings_are_named(
 def test_given_parameters_are_not_mixed_with_the_files(tiny: Tiny, checkpoint: Callable[..., Path]) -> None:
     llm = load(checkpoint(eos_token_id=2, **SAMPLED, max_new_tokens=3))
     params = SamplingParams(seed=5, ignore_eos=True)
-    (group,) = llm._groups("Hello", params)
+    group = llm.new_group("Hello", params)
     sampling = group.requests[0].sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (1.0, 0, 1.0, 0.0)
     assert sampling.repetition_penalty == 1.0
@@ -312,17 +313,17 @@ def command(tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 
     def call(folder: Path, *args: object) -> tuple[int, SamplingParams | None, str]:
         seen: list[SamplingParams] = []
-        real = LLM.new_group
+        real = RequestMaker.add
 
-        def new_group(llm: LLM, prompt: str | list[int], params: SamplingParams, **others: Any) -> RequestGroup:
+        def add(maker: RequestMaker, prompt: str | list[int], params: SamplingParams, *others: Any) -> Add:
             seen.append(params)
-            return real(llm, prompt, params, **others)
+            return real(maker, prompt, params, *others)
 
-        monkeypatch.setattr(LLM, "new_group", new_group)
+        monkeypatch.setattr(RequestMaker, "add", add)
         fixed = ["--model", folder, "--draft", tiny.head, "--dtype", "float64", "--device", "cpu", "--json"]
         with pytest.raises(SystemExit) as exited:
             main(["generate", "Hello", *map(str, [*fixed, *args])])
-        monkeypatch.setattr(LLM, "new_group", real)
+        monkeypatch.setattr(RequestMaker, "add", real)
         assert isinstance(exited.value.code, int)
         return exited.value.code, seen[-1] if seen else None, capsys.readouterr().err
 
