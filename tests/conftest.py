@@ -24,6 +24,8 @@ from torch import Tensor
 import tests.profiles  # noqa: F401
 from tests.triton_interpreter import SEED, grid_seed, prepare_interpreter
 
+_SEED = "hypothesis_seed"
+
 # Before anything imports a kernel.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -34,6 +36,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Run files and tests named on the command line in this process, folders and the whole suite on all cores."""
     named = [argument.partition("::")[0] for argument in config.args]
     return 0 if named and all(name.endswith(".py") for name in named) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what one runs while working: all tests but those of modules that are marked slow."""
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            item.add_marker("fast")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -48,15 +57,29 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     hypothesis.core.RepresentationPrinter = RepresentationPrinter  # type: ignore[attr-defined]
 
 
-def pytest_report_header() -> str:
-    """Say in which order programs of a grid run."""
-    return f"order of programs in Triton's interpreter: {SEED}={grid_seed()}"
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw the seed of property tests, unless one is given. All test processes have the same."""
+    given = getattr(config, "workerinput", {}).get(_SEED) or config.option.hypothesis_seed
+    config.option.hypothesis_seed = given or str(secrets.randbits(32))
+    hypothesis.core.global_force_seed = int(config.option.hypothesis_seed)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Hand the seed to a test process that xdist starts."""
+    node.workerinput[_SEED] = node.config.option.hypothesis_seed
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say what was drawn for this run: the seed of property tests, and the order in which programs of a grid run."""
+    return f"drawn for this run: {SEED}={grid_seed()} pytest --hypothesis-seed={config.option.hypothesis_seed}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say it again below failures, where no header is shown."""
     if terminalreporter.stats.get("failed"):
-        terminalreporter.write_line(pytest_report_header())
+        terminalreporter.write_line(pytest_report_header(terminalreporter.config))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -7,6 +7,8 @@ import pytest
 
 import specdec
 
+pytestmark = pytest.mark.slow
+
 NAMES = [
     "LLM",
     "AsyncLLM",

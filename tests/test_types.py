@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 SCRIPT = """
 from specdec import LLM, BeamSearchParams, RequestOutput, SamplingParams, StructuredOutputsParams, TokensPrompt

@@ -11,7 +11,7 @@ from benchmarks.gpu.race import Race
 from benchmarks.gpu.sizes import TINY
 from tests.simulated_gpu import GPU, simulated_gpu
 
-pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")]
 
 
 def test_every_kernel_is_captured_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from benchmarks.gpu.cycle_engines import Engines, request_of
 from benchmarks.gpu.cycle_sizes import HEADS, TINY
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")]
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -14,6 +14,8 @@ import torch
 from benchmarks.gpu import day, stage
 from benchmarks.gpu.stage import Stage
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -9,6 +9,8 @@ import torch
 
 from benchmarks.gpu import soak
 
+pytestmark = pytest.mark.slow
+
 
 def rounds(*figures: tuple[float, float]) -> list[dict[str, Any]]:
     return [{"seconds": seconds, "allocated_mib": size} for seconds, size in figures]

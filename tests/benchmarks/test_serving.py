@@ -10,6 +10,8 @@ from benchmarks import serving
 from specdec import LLM, SamplingParams
 from tests.specdec.saved_llama import save_llama
 
+pytestmark = pytest.mark.slow
+
 ARGS = {"clients": 2, "threads": 1, "draft": "eagle", "before": None}
 
 

@@ -18,6 +18,8 @@ from tests.kernel_sets import TORCH
 from tests.specdec.chunked_pass import CPU
 from tests.specdec.gguf_writing import random_model, write_gguf
 
+pytestmark = pytest.mark.slow
+
 
 def wheel(folder: Path, *names: str) -> Path:
     file = folder / "package-1-py3-none-any.whl"

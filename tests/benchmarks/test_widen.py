@@ -18,6 +18,8 @@ from specdec.draft_heads.heads.eagle3 import default_taps
 from specdec.kernels.types.draft_trees import DraftTrees
 from tests.profiles import by_day
 
+pytestmark = pytest.mark.slow
+
 # The real hidden size, on which exactness depends; the others are smaller for the sake of time.
 SIZES = Sizes(inner=768, heads=8, kv_heads=4, num_layers=11, layers=(0, 1, 2, 3, 4, 6, 7, 8, 9, 10))
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

@@ -40,6 +40,8 @@ from tests.profiles import num_cases
 from tests.strategies import samplings, seeds
 from tests.trees import path_to
 
+pytestmark = pytest.mark.slow
+
 HIDDEN, RANK, DEPTH, PAGE = 16, 3, 3, 16
 # A small vocabulary, and one of more tokens than a slot of a block has candidates.
 VOCABULARIES = (7, 80)

@@ -32,6 +32,8 @@ from tests.kernel_sets import TORCH
 from tests.profiles import num_cases
 from tests.strategies import draft_shapes, seeds, shuffled_tables
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 VOCAB, HIDDEN = TINY["vocab_size"], TINY["hidden_size"]
 MOST_TOKENS = 70

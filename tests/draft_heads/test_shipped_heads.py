@@ -9,6 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specdec import LLM, SamplingParams
 from specdec.draft_heads.formats.head_kinds import describe_folder
 
+pytestmark = pytest.mark.slow
+
 HEADS = sorted(path.parent for path in (Path(__file__).parents[2] / "heads").glob("*/config.json"))
 MOST_BYTES = 30e6
 # Of SmolLM2-135M-Instruct, but for the inner size, on which no head depends.

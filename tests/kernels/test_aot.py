@@ -11,6 +11,7 @@ from tests.triton_interpreter import is_interpreted
 from tests.triton_launches import ALIGNED, Launch
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not is_interpreted(), reason="launches are those of the interpreter"),
     # Some two hundred kernels, compiled one after another.
     pytest.mark.timeout(1800),

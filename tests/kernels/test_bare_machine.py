@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 # A plugin of pytest: it hides the packages that such a machine lacks, and the library before a test file is imported.
 PLUGIN = """

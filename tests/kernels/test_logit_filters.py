@@ -12,6 +12,8 @@ from tests.kernels.filter_cases import UNSURE, kept_exactly, limits, scores_of
 from tests.kernels.kernel_checks import DEVICE, huge
 from tests.strategies import seeds
 
+pytestmark = pytest.mark.slow
+
 vocabularies = st.one_of(
     st.integers(1, 40), st.sampled_from([999, BLOCK_SIZE, BLOCK_SIZE + 1, 2 * BLOCK_SIZE + 1, 3100])
 )

@@ -18,6 +18,8 @@ from tests.kernels.kernel_checks import BITS, DEVICE, huge
 from tests.strategies import draft_trees, seeds, shuffled_tables
 from tests.trees import path_to
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def tiles(moves: int, chunk: int) -> Iterator[None]:

@@ -29,6 +29,8 @@ from tests.kernels.kernel_checks import DTYPES
 from tests.kernels.native_forms import CONFIG, FORMS, ROUNDING, kernels_of, libraries, library, normal
 from tests.quantized import dequantized
 
+pytestmark = pytest.mark.slow
+
 SCALE = 0.3
 EMPTY = DraftTree()
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -16,6 +17,8 @@ from specdec.verify.noise import GumbelNoise, gumbel
 from tests.kernels.filter_cases import UNSURE, kept_exactly, limits, scores_of
 from tests.kernels.native_forms import FORMS, libraries, library, normal
 from tests.strategies import seeds
+
+pytestmark = pytest.mark.slow
 
 keys = st.builds(NoiseKey, *(st.sampled_from([0, 1, 7, 2**63 - 1]) for _ in range(3)))
 

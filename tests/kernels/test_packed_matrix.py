@@ -21,6 +21,8 @@ from specdec.kernels.types.settings import Quantization
 from tests.kernels.native_forms import CONFIG, FORMS, kernels_of, library, normal
 from tests.quantized import dequantized
 
+pytestmark = pytest.mark.slow
+
 # Of a block's columns over a group: scales, then numbers.
 GROUP_BYTES = 2 * BLOCK + GROUP * BLOCK
 

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from specdec.kernels.types.pinned_memory import host_empty
 from tests.simulated_pinned import SimulatedPinned
 
+pytestmark = pytest.mark.slow
+
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 SMAPS = Path("/proc/self/smaps")
 

@@ -16,6 +16,8 @@ from specdec.kernels.types.tree import DraftTree
 from tests.kernels.attention_cases import DIM, KV_HEADS, Built, Case, Part, biases, build, star, windows
 from tests.strategies import draft_trees, seeds
 
+pytestmark = pytest.mark.slow
+
 EMPTY = DraftTree()
 
 

@@ -25,6 +25,8 @@ from tests.profiles import num_cases
 from tests.strategies import draft_trees, seeds
 from tests.trees import chain_of
 
+pytestmark = pytest.mark.slow
+
 numbers = st.one_of(st.integers(0, 9), st.integers(0, 2**63 - 1), st.just(2**63 - 1))
 trees = st.lists(draft_trees(max_nodes=12, vocab_size=17), min_size=1, max_size=4)
 

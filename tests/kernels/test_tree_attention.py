@@ -24,7 +24,7 @@ from tests.kernels.kernel_checks import DEVICE, DTYPES, ROUNDING, huge, poisoned
 from tests.strategies import draft_trees, seeds
 
 # Of a part of which a row sees nothing, the interpreter says so.
-pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")]
 SCALE = 0.3
 # Of float32: scores are rounded some times on their way to weights.
 TRIFLE = 8 * ROUNDING[torch.float32]

@@ -19,6 +19,8 @@ from specdec.core.outputs import SpeculationStats
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from tests.specdec.tiny_checkpoints import Tiny
 
+pytestmark = pytest.mark.slow
+
 SPEC_BENCH = [
     {"question_id": 1, "category": "writing", "turns": ["Hello there", "And more"]},
     {"question_id": 2, "category": "maths", "turns": ["One and one"]},

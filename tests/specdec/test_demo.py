@@ -11,6 +11,8 @@ from specdec import LLM, DraftShape, SamplingParams
 from specdec.config import DEMO
 from tests.fakes import RandomDrafter
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = Path(__file__).parents[2] / "benchmarks" / "prompts"
 
 

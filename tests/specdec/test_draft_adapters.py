@@ -14,6 +14,8 @@ from tests.lora_adapters import save_draft_adapter, save_merged_draft
 from tests.specdec.adapted_engine import GREEDY, engine, prompts
 from tests.specdec.world import World
 
+pytestmark = pytest.mark.slow
+
 needs_library = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 # Of four requests: adapter of the target, and of the draft model.
 TARGETS, DRAFTS = [1, 2, 0, 1], [1, 0, 2, 2]

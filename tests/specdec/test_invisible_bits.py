@@ -20,7 +20,10 @@ from tests.profiles import num_cases
 from tests.specdec.drawn_requests import Arrival, arrivals, cut, run, shapes
 from tests.specdec.world import BLOCKS, STORED, VOCAB, World
 
-pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here"),
+]
 CASES = num_cases(40)
 
 

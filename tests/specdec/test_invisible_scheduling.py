@@ -30,6 +30,8 @@ from tests.specdec.oracle import Expected
 from tests.specdec.output_checks import check, check_prompt, expect
 from tests.specdec.world import BLOCKS, EOS, SCALED, VOCAB, World
 
+pytestmark = pytest.mark.slow
+
 CASES = num_cases(40)
 CONTEXT = 64
 RECOMPUTE, SWAP = PreemptionCost(), PreemptionCost(recompute_token=1.0, swap_block=0.0)

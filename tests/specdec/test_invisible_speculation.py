@@ -20,6 +20,8 @@ from tests.specdec.output_checks import check, check_prompt, expect
 from tests.specdec.world import BLOCKS, STORED, VOCAB, WINDOW, World
 from tests.trees import chain_of
 
+pytestmark = pytest.mark.slow
+
 CASES = num_cases(100)
 
 

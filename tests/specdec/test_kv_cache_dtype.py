@@ -27,6 +27,8 @@ from tests.specdec.parallel.ranked_engine import engine, texts
 from tests.specdec.saved_llama import edit_tensors
 from tests.specdec.world import World
 
+pytestmark = pytest.mark.slow
+
 QUANTIZATION = {"quant_method": "compressed-tensors", "config_groups": {}}
 SCHEME = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
 CPU = torch.device("cpu")

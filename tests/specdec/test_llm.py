@@ -14,6 +14,8 @@ from specdec.core.errors import QueueFullError
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from tests.fakes import save_random_head, save_random_llama
 
+pytestmark = pytest.mark.slow
+
 FREE = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 

@@ -20,6 +20,8 @@ from specdec.kernels.reference.projection import is_bfloat16_fast, onednn_multip
 from tests.profiles import by_day
 from tests.specdec.tiny_checkpoints import Tiny
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
 # Instruction sets as torch names them, from old to new, and what oneDNN may use of each.

@@ -15,6 +15,8 @@ from tests.quantized import dequantized
 from tests.specdec.saved_llama import edit_tensors, save_llama
 from tests.specdec.world import World
 
+pytestmark = pytest.mark.slow
+
 needs_library = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 PROMPTS = [list(range(5, 15)), list(range(3, 40)), [7, 9, 11]]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8, logprobs=5, prompt_logprobs=3, ignore_eos=True)

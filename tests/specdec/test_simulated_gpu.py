@@ -25,6 +25,8 @@ from tests.lora_adapters import save_adapter, save_draft_adapter
 from tests.profiles import by_day
 from tests.simulated_gpu import GPU, SimulatedGPU, SimulatedTensor, simulated_gpu
 
+pytestmark = pytest.mark.slow
+
 SHAPE = DraftShape(3, 2, 6)
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22], [20, 21, 22]]
 # So few blocks that a request must give way to another.

@@ -19,6 +19,8 @@ from tests.fakes import save_random_eagle3, save_random_head, save_random_llama
 from tests.profiles import IS_NIGHTLY
 from tests.simulated_gpu import GPU, SimulatedGPU, simulated_gpu
 
+pytestmark = pytest.mark.slow
+
 OTHER = torch.device("cuda", 0)
 # One after another in one engine.
 HEADS = 10 if IS_NIGHTLY else 2

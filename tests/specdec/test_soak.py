@@ -2,10 +2,14 @@
 
 import random
 
+import pytest
+
 from benchmarks.soak import soak
 from specdec import LLM
 from specdec.scheduling.step_cost import PreemptionCost
 from tests.specdec.tiny_checkpoints import Tiny
+
+pytestmark = pytest.mark.slow
 
 BLOCK_SIZE = 8
 # Numbers of all that target and head keep of a token: two layers and one, of two keys and two values of 8, a feature.

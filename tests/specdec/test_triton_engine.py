@@ -24,6 +24,8 @@ from tests.fakes import save_random_eagle3, save_random_head, save_random_llama,
 from tests.lora_adapters import save_adapter, save_draft_adapter
 from tests.quantized_checkpoints import quantize_folder
 
+pytestmark = pytest.mark.slow
+
 SHAPE = DraftShape(3, 2, 6)
 
 

@@ -28,6 +28,8 @@ from specdec.train_eagle.training.training_state import saved_run
 from tests import stages
 from tests.fakes import save_random_llama
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("dflash", "dspark")
 SIZES = {"layers": 1, "block_size": 4, "mixed_precision": "no"}
 SHAPE = DraftShape(4, 3, 8)

@@ -30,6 +30,8 @@ from tests import stages
 from tests.fakes import TINY, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.profiles import num_cases
 
+pytestmark = pytest.mark.slow
+
 VOCAB = TINY["vocab_size"]
 SHAPES = {"chains of likeliest tokens": DraftShape(4, 1, 4), "three tokens": DraftShape(1, 3, 3)}
 TEMPLATE = (

@@ -27,6 +27,8 @@ from tests.fakes import TINY, save_random_llama
 from tests.kernel_sets import TORCH
 from tests.profiles import num_cases
 
+pytestmark = pytest.mark.slow
+
 VOCAB = TINY["vocab_size"]
 KNOWN = torch.arange(0, VOCAB, 2)
 

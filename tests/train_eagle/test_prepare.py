@@ -20,6 +20,8 @@ from specdec.train_eagle.data.preparation import prepare
 from specdec.train_eagle.data.prepared_data import PreparedData
 from tests import stages
 
+pytestmark = pytest.mark.slow
+
 TEMPLATE = (
     "{% for m in messages %}{{ '<' + m['role'] + '> ' + m['content'] + ' <end> ' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<assistant> ' }}{% endif %}"

@@ -17,6 +17,8 @@ from specdec.engine.engine import LLMEngine
 from specdec.train_eagle.program import main
 from tests.word_llama import WORDS, save_word_llama
 
+pytestmark = pytest.mark.slow
+
 Turn = dict[str, str]
 
 

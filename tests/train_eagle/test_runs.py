@@ -13,6 +13,8 @@ from specdec.config import DEMO
 from specdec.train_eagle import program
 from specdec.train_eagle.training.read_config import read_config
 
+pytestmark = pytest.mark.slow
+
 RUNS = Path(__file__).parents[2] / "runs"
 SCRIPTS = sorted(RUNS.glob("*.sh"))
 SETTINGS = sorted(RUNS.glob("*.yaml"))

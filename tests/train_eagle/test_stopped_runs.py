@@ -18,6 +18,8 @@ from specdec.train_eagle.training.train_run import TrainingRun
 from tests.profiles import by_day
 from tests.training_runs import command, config, environment, last, main, save_own_words, save_target
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -24,6 +24,8 @@ from specdec.train_eagle.training.train_run import TrainingRun
 from tests.fakes import edit_json
 from tests.training_runs import command, config, environment, last, losses, main, save_own_words, save_target
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -35,6 +35,8 @@ from tests.verify.exact import (
 )
 from tests.verify.models import CHAIN_LENGTH, SAMPLED_NODES, fixed_trees, models, tree_shapes
 
+pytestmark = pytest.mark.slow
+
 
 class EmittedTokens(Sequence[int]):
     """Draws from p after the root and each node, each drawn when it is first asked for."""

@@ -20,6 +20,8 @@ from tests.profiles import IS_NIGHTLY
 from tests.trees import path_to
 from tests.verify.chi_square import chi_square_tail
 
+pytestmark = pytest.mark.slow
+
 VOCAB = 6
 # Per rule and sampling; by night 200,000 and more per rule. So many show a bias of this size.
 DRAWS, BIAS = (67_000, 0.04) if IS_NIGHTLY else (12_000, 0.08)

@@ -13,6 +13,8 @@ from tests.lora_adapters import request_for, save_adapter
 from tests.specdec.async_engine.served import LIMIT, SETTINGS, Served
 from tests.specdec.world import World
 
+pytestmark = pytest.mark.slow
+
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 

@@ -35,6 +35,8 @@ from tests.specdec.async_engine.served import (
 from tests.specdec.drawn_requests import arrivals
 from tests.specdec.world import VOCAB, World
 
+pytestmark = pytest.mark.slow
+
 # Seconds between two states; states of the last come with the first token and the end alone.
 INTERVALS = (0.0, 0.01, math.inf)
 CASES = num_cases(25)

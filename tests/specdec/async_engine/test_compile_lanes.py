@@ -19,6 +19,8 @@ from tests.specdec.async_engine.loop_peer import WAIT_MS, Peer, add, call
 from tests.specdec.async_engine.served import SETTINGS, SHORT
 from tests.specdec.world import World
 
+pytestmark = pytest.mark.slow
+
 
 def endless(index: int) -> StructuredOutputsParams:
     """Make a form, another one for each number. The pattern takes 2^40 steps to miss the value."""

@@ -26,6 +26,8 @@ from tests.specdec.async_engine.served import (
 )
 from tests.specdec.world import World
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import asyncio, signal, sys
 from specdec import AsyncLLM

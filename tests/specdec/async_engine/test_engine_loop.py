@@ -21,6 +21,8 @@ from tests.specdec.async_engine.loop_peer import WAIT_MS, Peer, add, call
 from tests.specdec.async_engine.served import SETTINGS, SHORT
 from tests.specdec.world import World
 
+pytestmark = pytest.mark.slow
+
 LONG = replace(SHORT, max_tokens=200)
 
 

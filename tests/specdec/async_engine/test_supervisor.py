@@ -12,6 +12,8 @@ from specdec.async_engine.messages import Call, Failed, FromEngine, Heartbeat, R
 from specdec.async_engine.supervisor import MOST_RESTARTS, Supervisor
 from specdec.core.commands import GetStats, Stop
 
+pytestmark = pytest.mark.slow
+
 SETUP = Setup(None, None, {}, ".", 30)
 
 

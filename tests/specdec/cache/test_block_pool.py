@@ -12,6 +12,8 @@ from specdec.cache.block_pool import BlockPool
 from specdec.scheduling.integrity import check_pool
 from tests.profiles import num_cases
 
+pytestmark = pytest.mark.slow
+
 CASES = num_cases(200)
 NAMES = [b"a", b"b", b"c", b"d", b"e"]
 

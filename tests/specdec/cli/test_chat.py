@@ -26,6 +26,8 @@ from specdec.core.request import Request
 from specdec.engine.engine import LLMEngine
 from tests.specdec.tiny_checkpoints import Tiny
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 12
 GREEN = re.compile("\x1b\\[32m(.*?)\x1b\\[0m", re.DOTALL)
 NO_TREE = (

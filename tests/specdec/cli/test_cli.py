@@ -13,6 +13,8 @@ from specdec.cli.app import main
 from tests.specdec.cli.generate_run import Run
 from tests.specdec.tiny_checkpoints import Tiny
 
+pytestmark = pytest.mark.slow
+
 
 def test_environment_names_the_checkpoints(
     tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,8 @@ from specdec.verify.verifier import CoupledVerifier, RejectionVerifier
 from tests.specdec.cli.generate_run import COMPARE_KEYS, GREEN, KEYS, Run
 from tests.specdec.tiny_checkpoints import Tiny
 
+pytestmark = pytest.mark.slow
+
 
 def test_json_tells_what_the_library_tells(run: Run, tiny: Tiny) -> None:
     result = run("Hello", "--json")

@@ -20,6 +20,8 @@ from tests.checkpoints import TARGET_HIDDEN, TARGET_LAYERS, VOCAB
 from tests.fakes import edit_json, save_random_llama
 from tests.head_formats import FORMATS
 
+pytestmark = pytest.mark.slow
+
 
 class Result(NamedTuple):
     code: int

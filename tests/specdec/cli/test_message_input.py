@@ -16,6 +16,8 @@ from specdec import LLM, SamplingParams
 from specdec.cli.message_input import MORE, PROMPT, read_message
 from tests.specdec.tiny_checkpoints import Tiny
 
+pytestmark = pytest.mark.slow
+
 PASTE = "\x1b[200~{}\x1b[201~"
 PASTED = "def f(a):\n    return a\n\n/reset"
 # Seconds until the program has loaded its model, on a busy machine.

@@ -15,6 +15,8 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.kernels.types.settings import settings_of
 from specdec.train_eagle.program import app, main
 
+pytestmark = pytest.mark.slow
+
 GROUP: Any = typer.main.get_command(app)
 COMMANDS = {**GROUP.commands, **{f"bench {name}": one for name, one in GROUP.commands["bench"].commands.items()}}
 del COMMANDS["bench"]

@@ -11,6 +11,8 @@ from rich.console import Console
 
 from specdec.cli.startup import spinner
 
+pytestmark = pytest.mark.slow
+
 SLOW = ["torch._dynamo", "sympy", "triton", "transformers.models.auto", "transformers.generation", "matplotlib"]
 
 

@@ -13,6 +13,8 @@ import pytest
 from specdec.cli.app import main
 from tests.specdec.tiny_checkpoints import Tiny
 
+pytestmark = pytest.mark.slow
+
 FIELDS = ["prompt", "step", "seconds", "plain_seconds", "root", "nodes", "output", "pieces"]
 
 

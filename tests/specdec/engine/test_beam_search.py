@@ -19,6 +19,8 @@ from specdec.core.request import Request
 from tests.fakes import save_random_head, save_random_llama
 from tests.specdec.beams import BLOCK, Tiny, check, cramped, tokens_of, watched
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = Path(__file__).parents[3] / "benchmarks" / "prompts"
 # Of the tiny model: its output comes to none of these, to some now and then, to some at once.
 ENDS = [[], [5, 40], [3, 9, 17, 33, 50, 60, 70, 80]]

@@ -13,6 +13,8 @@ from specdec.config import EngineConfig
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from tests.specdec.world import World
 
+pytestmark = pytest.mark.slow
+
 GIB = 1 << 30
 GPU = "cuda"
 

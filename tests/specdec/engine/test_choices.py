@@ -14,6 +14,8 @@ from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.tree import TreeRow
 from tests.specdec.world import World
 
+pytestmark = pytest.mark.slow
+
 QUIET: dict[str, Any] = {"adaptive_drafts": False, "prefill_stretch": 0}
 PROMPT = "I would like to find a cheap restaurant in the centre of town. The assistant asks about"
 WORDS = ("the", "a", "your", "my", "this")

@@ -12,6 +12,8 @@ from specdec.draft_heads.drafting.draft_shape import BlockShape
 from tests.fakes import edit_json
 from tests.specdec.world import World
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("draft", ["eagle", "eagle3", "llama"])
 def test_fewer_positions_than_the_target_has_are_told(

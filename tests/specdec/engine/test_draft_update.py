@@ -15,6 +15,8 @@ from tests.fakes import edit_json, save_random_block, save_random_eagle3
 from tests.specdec.saved_llama import edit_tensors
 from tests.specdec.world import World
 
+pytestmark = pytest.mark.slow
+
 PROMPT = list(range(3, 40))
 native = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 

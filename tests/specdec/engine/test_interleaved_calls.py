@@ -13,6 +13,8 @@ from specdec.core.request import Request
 from specdec.engine.engine import LLMEngine
 from tests.fakes import save_random_head, save_random_llama
 
+pytestmark = pytest.mark.slow
+
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=20, ignore_eos=True)
 PROMPTS = [[3, 4, 5], [6], [7, 8], [9, 10, 11, 12]]
 BEAMS = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True)

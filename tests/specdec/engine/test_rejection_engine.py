@@ -20,6 +20,8 @@ from tests.profiles import IS_NIGHTLY
 from tests.shared_results import shared
 from tests.verify.chi_square import chi_square_tail
 
+pytestmark = pytest.mark.slow
+
 VOCAB = 6
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,

@@ -16,6 +16,8 @@ from specdec.scheduling.step_cost import StepCost
 from tests.fakes import save_random_head, save_random_llama
 from tests.simulated_gpu import simulated_gpu
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [3, 4, 5]
 FREE = SamplingParams(temperature=0.8, seed=3, max_tokens=30, ignore_eos=True)
 SHAPE = DraftShape(3, 24, 60)

@@ -35,6 +35,8 @@ from specdec.kernels.types.tree import ROOT, DraftTree, TreeRow
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree_batch import TreeBatch
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 BLOCK = 16
 # As `LLM` chooses them for Llama-3.1-8B on a GPU.

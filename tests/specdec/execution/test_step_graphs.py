@@ -25,6 +25,8 @@ from tests.profiles import num_cases
 from tests.strategies import draft_trees
 from tests.verify.tree_probs import probs_of
 
+pytestmark = pytest.mark.slow
+
 BLOCK, CONTEXT, SEATS = 8, 40, 3
 
 

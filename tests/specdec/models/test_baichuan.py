@@ -35,6 +35,8 @@ from tests.specdec.chunked_pass import CPU, chunked_logits, random_tokens
 from tests.specdec.models.published_configs import TWINS
 from tests.strategies import draft_trees, shuffled_tables
 
+pytestmark = pytest.mark.slow
+
 # Heads whose number is no power of two, as Baichuan-13B's 40.
 SIX = {"hidden_size": 48, "num_attention_heads": 6}
 SMALL = {"hidden_size": 24, "num_hidden_layers": 1}

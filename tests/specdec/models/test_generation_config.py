@@ -19,6 +19,8 @@ from specdec.engine.request_maker import RequestMaker
 from specdec.models.generation_config import GenerationConfig
 from tests.specdec.tiny_checkpoints import Tiny
 
+pytestmark = pytest.mark.slow
+
 SAMPLED = {"temperature": 0.6, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.2}
 
 

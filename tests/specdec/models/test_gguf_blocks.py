@@ -22,6 +22,8 @@ from tests.fakes import save_random_head
 from tests.quantized_rows import gguf_blocks
 from tests.specdec.gguf_writing import TOKENS, random_model, write_gguf
 
+pytestmark = pytest.mark.slow
+
 needs_library = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 TEXT = "hello 123, it's ünïcode\n"
 PARAMS = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=3, prompt_logprobs=2)

@@ -21,6 +21,8 @@ from tests.fakes import edit_json
 from tests.specdec.hub_stand_in import GATED, HubStandIn, hub_stand_in
 from tests.specdec.tiny_checkpoints import Tiny
 
+pytestmark = pytest.mark.slow
+
 TARGET, HEAD = "org/target", "org/head"
 
 

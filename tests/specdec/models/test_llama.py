@@ -24,6 +24,8 @@ from tests.specdec.chunked_pass import BLOCK, CHUNKS, CPU, chunked_logits, new_c
 from tests.specdec.saved_llama import edit_tensors, save_llama
 from tests.strategies import shuffled_tables
 
+pytestmark = pytest.mark.slow
+
 
 def load_hf(folder: Path, dtype: torch.dtype) -> LlamaForCausalLM:
     # Its eager attention would run the softmax in float32.

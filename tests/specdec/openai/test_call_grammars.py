@@ -30,6 +30,8 @@ from tests.specdec.structured.byte_grammars import accepts, compiler, random_out
 from tests.specdec.structured.drawn_schemas import objects, parts
 from tests.strategies import seeds
 
+pytestmark = pytest.mark.slow
+
 KINDS: list[type[ToolParser]] = [HermesParser, LlamaParser, PlainText]
 NAMES = ("taxi", "get_weather", "a", 'q"\\', "é", "</tool_call>", "x-1")
 DEFINITIONS = {"one": {"type": "integer"}, "a/b": {"type": "string", "maxLength": 2}}

@@ -29,6 +29,8 @@ from tests.fakes import edit_json
 from tests.profiles import num_cases
 from tests.specdec.tiny_checkpoints import save_tiny
 
+pytestmark = pytest.mark.slow
+
 TAXI = '{"name": "taxi", "arguments": {"to": "Davis", "at": {"h": 9}}}'
 ROOM = '{"name": "room", "arguments": {}}'
 TAXI_CALL = FunctionCall("taxi", '{"to": "Davis", "at": {"h": 9}}')

@@ -15,6 +15,8 @@ from specdec.core.launch import Launch, current_launch
 from specdec.parallel.rank_group import Store, file_store
 from tests.specdec.world import World
 
+pytestmark = pytest.mark.slow
+
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}
 
 

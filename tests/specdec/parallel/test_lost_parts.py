@@ -15,6 +15,8 @@ from tests.specdec.kv_transfer.engines import DRAWN, PROMPT, SIZE, WHOLE, Comput
 from tests.specdec.parallel.connected_ranks import Ranks, connected_ranks
 from tests.specdec.world import World
 
+pytestmark = pytest.mark.slow
+
 
 class Stored:
     """A folder in which two ranks have stored `PROMPT`.

@@ -32,6 +32,8 @@ from tests.fakes import save_random_llama
 from tests.specdec.parallel.ranked_engine import PARAMS, PROMPTS, check_with_little_memory, engine, prompt_logits, texts
 from tests.specdec.world import World
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("drafter", "stages", "ranks"),

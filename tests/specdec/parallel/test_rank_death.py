@@ -13,7 +13,10 @@ from tests.specdec.async_engine.served import ENDLESS, SHORT, Served, is_alive, 
 from tests.specdec.kv_transfer.engines import disk
 from tests.specdec.world import World
 
-pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc for the ranks' processes")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc for the ranks' processes"),
+]
 PROMPT = [3, 4, 5]
 
 

@@ -21,6 +21,8 @@ from specdec.parallel.rank_group import RankGroup, file_store
 from tests.specdec.parallel.ranked_engine import PROMPT, engine
 from tests.specdec.world import World
 
+pytestmark = pytest.mark.slow
+
 # Seconds after which an operation of these tests gives up, on ever slower machines.
 TIMEOUTS = (0.5, 2.0, 8.0, 32.0)
 

@@ -13,6 +13,8 @@ from tests.lora_adapters import save_draft_adapter
 from tests.specdec.parallel.ranked_engine import PROMPTS, engine
 from tests.specdec.world import World
 
+pytestmark = pytest.mark.slow
+
 NUMBERS = [1, 0, 2, 1, 2, 0, 1]
 PARAMS = [SamplingParams(temperature=float(i % 2), seed=i, max_tokens=20, ignore_eos=True) for i in range(7)]
 

@@ -34,6 +34,8 @@ from tests.specdec.parallel.ranked_engine import engine as ranked_engine
 from tests.specdec.parallel.thread_ranks import thread_ranks
 from tests.specdec.world import World
 
+pytestmark = pytest.mark.slow
+
 # The draft model is split.
 SPLIT = {"draft_tensor_parallel_size": 2}
 STAGES = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}

@@ -17,6 +17,8 @@ from tests.fakes import save_random_block
 from tests.specdec.parallel.thread_ranks import thread_ranks
 from tests.specdec.structured.checkpoints import EOS, SHAPE, VOCAB, Bytes
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 6}, "ok": {"type": "boolean"}},

@@ -13,7 +13,10 @@ from tests.fakes import save_random_block, save_random_eagle3, save_random_head,
 from tests.specdec.parallel.ranked_engine import PROMPTS, engine, prompt_logits
 from tests.specdec.world import World
 
-pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here"),
+]
 Q8: dict[str, Any] = {"dtype": "float32", "kernels": "native", "quantization": "q8"}
 # A rank's part has whole groups of 32 inputs.
 SIZES = {

@@ -9,6 +9,8 @@ from specdec import LLM, DraftShape, SamplingParams
 from tests.fakes import save_random_eagle3, save_random_llama
 from tests.specdec.parallel.simulated_rank import SIZE, SimulatedNCCL, simulated_rank
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], [20, 21, 22]]
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True),

@@ -21,6 +21,8 @@ from tests.fakes import save_random_head
 from tests.specdec.parallel.ranked_engine import engine
 from tests.specdec.world import World
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [[5, 6, 7, 8, 9], [10, 11, 12], [20, 21, 22, 23]]
 # Greedy, sampled, and sampled from edited and filtered logits.
 PARAMS = [

@@ -22,6 +22,8 @@ from tests.specdec.parallel.ranked_engine import PROMPTS, check_with_little_memo
 from tests.specdec.parallel.thread_ranks import thread_ranks
 from tests.specdec.world import World
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("drafter", "ranks"),

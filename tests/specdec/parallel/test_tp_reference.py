@@ -13,6 +13,8 @@ from tests.specdec.parallel.parallelized import LOGITS, SIZE
 from tests.specdec.parallel.ranked_engine import PROMPT, prompt_logits
 from tests.specdec.parallel.thread_ranks import thread_ranks
 
+pytestmark = pytest.mark.slow
+
 
 def test_logits_are_those_of_parallelize_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both on two gloo ranks, in float64. Torch's are processes, since its groups are global."""

@@ -13,6 +13,8 @@ from specdec import LLM, AsyncLLM, SamplingParams
 from specdec import programs as sp
 from specdec.programs.backend import Generated, Selected
 
+pytestmark = pytest.mark.slow
+
 SETTINGS: dict[str, Any] = {"dtype": "float64", "adaptive_drafts": False, "prefill_stretch": 0, "block_size": 16}
 STEM = "I would like to find a cheap restaurant in the centre of town that serves food from the north of Italy. " * 3
 BRANCHES = 20

@@ -23,6 +23,8 @@ from tests.specdec.async_engine.served import ENDLESS, SETTINGS, SHORT, assert_i
 from tests.specdec.ray_serve.scripted import Script, run_limited, token
 from tests.specdec.tiny_checkpoints import Tiny
 
+pytestmark = pytest.mark.slow
+
 
 class OneReplica:
     """Calls of one replica in this process."""

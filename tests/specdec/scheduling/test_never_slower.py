@@ -6,11 +6,15 @@ from dataclasses import dataclass, field
 from itertools import product
 from statistics import mean
 
+import pytest
+
 from specdec.core.draftable_row import AcceptanceHistory, Ahead, DraftableRow
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.step_cost import Curve, MeasuredStep, StepCost
 from specdec.scheduling.tree_sizer import TreeSize, TreeSizer
+
+pytestmark = pytest.mark.slow
 
 # A machine, a text, a number of rows, and one of `FACTORS`.
 Cell = tuple[str, str, int, str]

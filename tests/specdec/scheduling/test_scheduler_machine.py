@@ -25,6 +25,8 @@ from tests.specdec.scheduling.scheduled_world import (
 )
 from tests.strategies import prompts, seeds, speculations
 
+pytestmark = pytest.mark.slow
+
 # Most often one: then all are served in the order of their arrival.
 clients = st.sampled_from(["a", "a", "b", "c"])
 

@@ -19,6 +19,8 @@ from specdec.scheduling.tree_sizer import (
 )
 from tests.specdec.scheduling.sizer_steps import SHAPE, make, simulate, usual
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("true", [[0.05] * 16, [0.9] + [0.3] * 15])

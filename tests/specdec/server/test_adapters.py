@@ -19,6 +19,8 @@ from tests.lora_adapters import save_adapter, save_draft_adapter
 from tests.specdec.server.running import Served
 from tests.specdec.tiny_checkpoints import Tiny
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "a restaurant in"
 KEY = {"Authorization": "Bearer k"}
 

@@ -13,6 +13,8 @@ from tests.profiles import num_cases
 from tests.specdec.server.running import Served, engine_in_thread
 from tests.specdec.tiny_checkpoints import Tiny
 
+pytestmark = pytest.mark.slow
+
 POSTS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/abort"]
 BODIES: dict[str, bytes] = {
     "nothing": b"",

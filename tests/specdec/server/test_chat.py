@@ -9,6 +9,8 @@ from openai import AsyncOpenAI, BadRequestError, OpenAI
 from specdec import SamplingParams
 from tests.specdec.server.running import Served
 
+pytestmark = pytest.mark.slow
+
 TALK: Any = [
     {"role": "system", "content": "You are terse."},
     {"role": "user", "content": [{"type": "text", "text": "A taxi"}, {"type": "text", "text": "to Davis."}]},

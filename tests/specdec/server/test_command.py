@@ -19,6 +19,8 @@ from tests.specdec.server.command import Command, started
 from tests.specdec.server.running import PATIENCE
 from tests.specdec.tiny_checkpoints import Tiny
 
+pytestmark = pytest.mark.slow
+
 LONG = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True}
 
 

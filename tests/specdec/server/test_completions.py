@@ -14,6 +14,8 @@ from specdec.models.generation_config import GenerationConfig
 from tests.specdec.server.running import Served
 from tests.specdec.tiny_checkpoints import CHARACTERS
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "a restaurant in"
 # What a client sends, and the same as sampling parameters where it is spelled differently.
 PARAMETERS: dict[str, dict[str, Any]] = {

@@ -16,6 +16,8 @@ from specdec.server.server_settings import ServerSettings
 from specdec.server.service import Service
 from tests.specdec.server.running import Served
 
+pytestmark = pytest.mark.slow
+
 # The tiny model's context.
 CONTEXT = 8192
 TALK = [{"role": "user", "content": "a"}]

@@ -14,6 +14,8 @@ from specdec.cli.app import main
 from tests.specdec.server.running import PATIENCE, Served
 from tests.specdec.tiny_checkpoints import Tiny
 
+pytestmark = pytest.mark.slow
+
 METRIC = re.compile(r"^specdec:steps_total{.*} (.*)$", re.MULTILINE)
 
 

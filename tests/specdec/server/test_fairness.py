@@ -8,6 +8,8 @@ import pytest
 
 from tests.specdec.server.running import PATIENCE, Served, wait_until
 
+pytestmark = pytest.mark.slow
+
 # More than run at once, and longer than the test.
 FLOOD = {"prompt": ["a"] * 80, "max_tokens": 6000, "ignore_eos": True, "stream": True}
 SMALL = {"prompt": "b", "max_tokens": 2, "ignore_eos": True}

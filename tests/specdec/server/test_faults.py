@@ -19,7 +19,10 @@ from tests.specdec.server.raw_client import events, exchange, post
 from tests.specdec.server.running import PATIENCE
 from tests.specdec.tiny_checkpoints import Tiny
 
-pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc for processes and their memory")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc for processes and their memory"),
+]
 COMPLETION = "/v1/completions"
 SHORT: dict[str, Any] = {"prompt": "a", "max_tokens": 40, "seed": 1, "ignore_eos": True}
 LONG = {**SHORT, "max_tokens": 8000}

@@ -17,6 +17,8 @@ from specdec.openai.responses_request import ResponsesRequest
 from specdec.openai.tool_parsers import parser_for
 from tests.specdec.server.running import Served
 
+pytestmark = pytest.mark.slow
+
 TALK: list[Any] = [{"role": "user", "content": "A taxi to Davis, and a room."}]
 SCHEMAS: dict[str, dict[str, Any]] = {
     "taxi": {

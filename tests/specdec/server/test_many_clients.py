@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, NamedTuple
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,8 @@ from specdec import SamplingParams
 from tests.profiles import num_cases
 from tests.specdec.server.raw_client import events, exchange, post
 from tests.specdec.server.running import Served
+
+pytestmark = pytest.mark.slow
 
 NUM_CLIENTS = 200
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"

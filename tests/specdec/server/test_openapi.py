@@ -16,6 +16,8 @@ from schemathesis.specs.openapi.checks import (
 from tests.profiles import num_cases
 from tests.specdec.server.running import Served
 
+pytestmark = pytest.mark.slow
+
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 # Per route. The profile "nightly" draws more.
 NUM_REQUESTS = num_cases(10)

@@ -14,6 +14,8 @@ from tests.fakes import edit_json, save_random_head
 from tests.specdec.server.running import Served, wait_until
 from tests.specdec.tiny_checkpoints import CHARACTERS, Tiny
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "a restaurant in"
 
 

@@ -13,7 +13,10 @@ from specdec.server.viewer import page
 
 NODE = shutil.which("node")
 RUNNER = Path(__file__).with_name("page_document.js")
-pytestmark = pytest.mark.skipif(NODE is None, reason="no JavaScript engine here: node is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(NODE is None, reason="no JavaScript engine here: node is not installed"),
+]
 Script = Callable[[str], Any]
 
 

@@ -8,6 +8,8 @@ from openai import OpenAI
 from specdec import SamplingParams
 from tests.specdec.server.running import Served
 
+pytestmark = pytest.mark.slow
+
 TALK: Any = [{"role": "user", "content": "A taxi to Davis."}]
 SAMPLED: dict[str, Any] = {"seed": 5, "max_tokens": 60}
 

@@ -6,6 +6,8 @@ from specdec import SamplingParams
 from specdec import programs as sp
 from tests.specdec.server.running import Served
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "a restaurant in"
 GREEDY = {"temperature": 0}
 

@@ -10,6 +10,8 @@ from pydantic import TypeAdapter
 from specdec import SamplingParams
 from tests.specdec.server.running import Served
 
+pytestmark = pytest.mark.slow
+
 TALK: Any = [
     {"role": "developer", "content": "Be terse."},
     {"role": "user", "content": [{"type": "input_text", "text": "A taxi"}]},

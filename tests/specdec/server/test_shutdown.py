@@ -14,6 +14,8 @@ import pytest
 
 from tests.specdec.server.running import PATIENCE, Served
 
+pytestmark = pytest.mark.slow
+
 LONG = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True}
 
 

@@ -12,6 +12,8 @@ from specdec.async_engine.async_llm import AsyncLLM
 from tests.specdec.metaspace_llama import CALL, byte_ids, ids, save_chain
 from tests.specdec.server.running import Served, engine_in_thread
 
+pytestmark = pytest.mark.slow
+
 SETTINGS: dict[str, Any] = {"dtype": "float64", "kv_cache_memory": 8 << 20}
 # The conversation ends with "assistant".
 CHAIN = [*byte_ids("t"), *ids("▁hello", "<think>", "<tool_call>", CALL, "</tool_call>", "<|im_end|>", "</s>")]

@@ -9,6 +9,8 @@ from specdec import SamplingParams
 from specdec.core.outputs import Step
 from tests.specdec.server.running import Served
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "a restaurant in"
 COMMON: dict[str, Any] = {"seed": 5, "ignore_eos": True}
 # Per route its body for 24 tokens.

@@ -14,6 +14,8 @@ from pydantic import BaseModel, Field
 from specdec import SamplingParams, StructuredOutputsParams
 from tests.specdec.server.running import Served
 
+pytestmark = pytest.mark.slow
+
 TALK: list[Any] = [{"role": "user", "content": "Book a table."}]
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -12,6 +12,8 @@ from specdec.core.text_stream import REPLACEMENT
 from tests.specdec.metaspace_llama import VOCAB, WORD_IDS, byte_ids, ids, save_metaspace
 from tests.specdec.server.running import Served, engine_in_thread
 
+pytestmark = pytest.mark.slow
+
 SETTINGS: dict[str, Any] = {"dtype": "float64", "kv_cache_memory": 8 << 20}
 WORLD = ids("▁world")
 

@@ -14,6 +14,8 @@ from tests.profiles import num_cases
 from tests.specdec.structured.checkpoints import EOS, Bytes, load
 from tests.strategies import seeds
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [5, 6, 7]
 # A special token, which stands for no text, as the opening tag; the closing one is spelled.
 OPENING = 1

@@ -3,10 +3,14 @@
 import gc
 from typing import cast
 
+import pytest
+
 from specdec import StructuredOutputsParams
 from specdec.models.grammar_compiler import GrammarCompiler
 from specdec.models.tokenizer import Tokenizer
 from tests.specdec.structured.byte_grammars import END, ByteTokens
+
+pytestmark = pytest.mark.slow
 
 
 def test_kept_grammars_have_at_most_so_many_bytes() -> None:

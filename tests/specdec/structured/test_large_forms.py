@@ -13,6 +13,8 @@ from specdec.core.json_schema.schema_grammar import schema_grammar
 from specdec.core.json_schema.text_trees import text_tree
 from tests.specdec.structured.byte_grammars import accepts, compiled, compiler
 
+pytestmark = pytest.mark.slow
+
 
 def test_alternatives_of_a_pattern_are_all_kept() -> None:
     """A sequence and a choice of the same parts are two alternatives."""

@@ -15,6 +15,8 @@ from tests.specdec.structured.byte_grammars import accepts, compiled, random_out
 from tests.specdec.structured.drawn_schemas import schemas, values, wild_schemas
 from tests.strategies import seeds
 
+pytestmark = pytest.mark.slow
+
 
 def is_valid(schema: dict[str, Any], text: str) -> bool:
     checker = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)

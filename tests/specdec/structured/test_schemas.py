@@ -11,6 +11,8 @@ from specdec import LLM, CompletionOutput, SamplingParams, StructuredOutputsPara
 from tests.profiles import IS_NIGHTLY
 from tests.specdec.structured.checkpoints import Bytes, load
 
+pytestmark = pytest.mark.slow
+
 SCHEMAS: dict[str, Any] = json.loads((Path(__file__).parent / "schemas.json").read_text(encoding="utf-8"))
 
 

@@ -14,6 +14,8 @@ from tests.simulated_gpu import simulated_gpu
 from tests.specdec.structured.checkpoints import EOS, VOCAB, Bytes, load
 from tests.verify.chi_square import chi_square_tail
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [5, 6, 7]
 FORMS: dict[str, tuple[dict[str, Any], str]] = {
     "choice": ({"choice": ["yes", 'no "never"', "größer\n\\", "\x07"]}, '(?s)yes|no "never"|größer\n\\\\|\x07'),

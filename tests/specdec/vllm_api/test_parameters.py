@@ -12,6 +12,8 @@ from specdec import LLM, BeamSearchParams, RequestOutputKind, SamplingParams, Sp
 from specdec.core.detokenizer import Detokenizer
 from specdec.core.foreign_sampling import FOREIGN_SAMPLING
 
+pytestmark = pytest.mark.slow
+
 FREE: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 
 
