@@ -73,9 +73,9 @@ class HandleReplicas:
     async def start(self) -> None:
         """Do nothing: calls wait for the first replica."""
 
-    async def generate(self, name: str, request: bytes, route: Route) -> AsyncIterator[bytes]:
+    async def generate(self, name: str, command: bytes, route: Route) -> AsyncIterator[bytes]:
         """Call one replica. Closing the iterator cancels the call."""
-        parts = self._handle.options(method_name="generate", stream=True).remote(name, request, route)
+        parts = self._handle.options(method_name="generate", stream=True).remote(name, command, route)
         try:
             async for part in parts:
                 yield part
@@ -87,9 +87,9 @@ class HandleReplicas:
         """Call one replica."""
         await self._handle.options(method_name="abort").remote(name, route)
 
-    async def ask(self, question: bytes) -> Sequence[bytes]:
+    async def ask(self, command: bytes) -> Sequence[bytes]:
         """Call all replicas."""
-        answers: list[bytes] = await self._handle.broadcast("ask", question).results_async()
+        answers: list[bytes] = await self._handle.broadcast("ask", command).results_async()
         return answers
 
     async def close(self) -> None:
@@ -189,25 +189,25 @@ class OwnReplicas:
                 serve.delete(f"{self._name}-{name}")
         ray.shutdown()
 
-    def generate(self, name: str, request: bytes, route: Route) -> AsyncIterator[bytes]:
+    def generate(self, name: str, command: bytes, route: Route) -> AsyncIterator[bytes]:
         """Call one replica. Closing the iterator cancels the call."""
-        return self._calls.generate(name, request, route)
+        return self._calls.generate(name, command, route)
 
     async def abort(self, name: str, route: Route) -> None:
         """Call one replica."""
         await self._calls.abort(name, route)
 
-    async def ask(self, question: bytes) -> Sequence[bytes]:
+    async def ask(self, command: bytes) -> Sequence[bytes]:
         """Call all replicas."""
-        return await self._calls.ask(question)
+        return await self._calls.ask(command)
 
-    async def ask_prefill(self, question: bytes) -> Sequence[bytes]:
+    async def ask_prefill(self, command: bytes) -> Sequence[bytes]:
         """Call all of the replicas that compute prompts."""
-        return await self._handles[PREFILL].ask(question)
+        return await self._handles[PREFILL].ask(command)
 
-    def prefill(self, name: str, request: bytes, route: Route) -> AsyncIterator[bytes]:
+    def prefill(self, name: str, command: bytes, route: Route) -> AsyncIterator[bytes]:
         """Call one of the replicas that compute prompts."""
-        return self._handles[PREFILL].generate(name, request, route)
+        return self._handles[PREFILL].generate(name, command, route)
 
     @property
     def _calls(self) -> HandleReplicas:
