@@ -185,6 +185,7 @@ class AsyncLLM:
         Raises:
             ValueError: a bad prompt, parameter or request id; nothing has run then.
             QueueFullError: too many requests wait, or running ones have too many other adapters; nothing has run then.
+            RuntimeError: the engine failed while it took the request.
             EngineDeadError: the engine process is not there, or dies meanwhile.
         """
         params = self.get_default_sampling_params() if params is None else params
