@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self, Unpack
 from specdec.async_engine.connection import EngineConnection
 from specdec.async_engine.errors import CLOSED, EngineDeadError
 from specdec.async_engine.exchange import Exchange, ask
-from specdec.async_engine.messages import Setup, decode_reply
+from specdec.async_engine.messages import Setup
 from specdec.async_engine.request_stream import RequestStream
 from specdec.async_engine.supervisor import Supervisor
 from specdec.async_engine.text_lanes import SHORT_TEXT, TextLanes
@@ -353,7 +353,7 @@ class AsyncLLM:
             ValueError, QueueFullError, RuntimeError: the engine refuses it, or fails.
             EngineDeadError: the engine process is not there, or dies meanwhile.
         """
-        reply = decode_reply(await ask(self._exchange, self._connection.send, command))
+        reply = (await ask(self._exchange, self._connection.send, command)).reply()
         if isinstance(reply, Refused):
             raise reply.error()
         return reply

@@ -19,7 +19,6 @@ from specdec.async_engine.messages import (
     decode_command,
     decode_to_engine,
     encode,
-    encode_body,
 )
 from specdec.async_engine.outbox import Outbox
 from specdec.core.commands import (
@@ -156,7 +155,7 @@ class EngineLoop:
             self._refuse(number, error)
 
     def _reply(self, number: int, reply: EngineReply) -> None:
-        self._unsent.append(encode(Replies([ReplyTo(number, True, msgspec.Raw(encode_body(reply)))])))
+        self._unsent.append(encode(Replies([ReplyTo.of(number, True, reply)])))
 
     def _refuse(self, number: int, error: Exception) -> None:
         refused = Refused.of(error)
@@ -287,7 +286,7 @@ class EngineLoop:
         for outbox in due:
             del self._with_news[outbox]
             reply, is_last = News(outbox.take(now)), outbox.group.finished
-            news.append(ReplyTo(outbox.number, is_last, msgspec.Raw(encode_body(reply))))
+            news.append(ReplyTo.of(outbox.number, is_last, reply))
             if is_last:
                 del self._outboxes[outbox.number]
                 for request in outbox.group.requests:

@@ -5,17 +5,16 @@ import itertools
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
-
 from specdec.async_engine.errors import EngineDeadError
+from specdec.async_engine.messages import ReplyTo
 from specdec.core.commands import AnyCommand
 
 
 class Receiver(Protocol):
     """Whoever waits for the replies to a call."""
 
-    def receive(self, reply: msgspec.Raw, is_last: bool) -> None:
-        """Take an encoded reply."""
+    def receive(self, reply: ReplyTo) -> None:
+        """Take a reply."""
 
     def fail(self, error: EngineDeadError) -> None:
         """Take the reason why no more replies come."""
@@ -50,12 +49,12 @@ class Exchange:
             self._is_empty.set()
         return was_open
 
-    def receive(self, number: int, reply: msgspec.Raw, is_last: bool) -> None:
+    def receive(self, reply: ReplyTo) -> None:
         """Hand over a reply, whose receiver may have left."""
-        if receiver := self._receivers.get(number):
-            if is_last:
-                self.forget(number)
-            receiver.receive(reply, is_last)
+        if receiver := self._receivers.get(reply.number):
+            if reply.is_last:
+                self.forget(reply.number)
+            receiver.receive(reply)
 
     def fail(self, number: int, error: EngineDeadError) -> None:
         """Have a call end with an error, unless it has ended."""
@@ -77,21 +76,21 @@ class Waiting:
     """Replies to one call that its reader has not read yet."""
 
     def __init__(self) -> None:
-        self._unread: list[tuple[bool, msgspec.Raw]] = []
+        self._unread: list[ReplyTo] = []
         # None once it is raised: its traceback holds frames that hold this object.
         self._error: EngineDeadError | None = None
         self._news = asyncio.Event()
 
-    def receive(self, reply: msgspec.Raw, is_last: bool) -> None:
-        self._unread.append((is_last, reply))
+    def receive(self, reply: ReplyTo) -> None:
+        self._unread.append(reply)
         self._news.set()
 
     def fail(self, error: EngineDeadError) -> None:
         self._error = error
         self._news.set()
 
-    async def read(self) -> list[tuple[bool, msgspec.Raw]]:
-        """Wait for replies; return all that have come, each behind whether it is the last.
+    async def read(self) -> list[ReplyTo]:
+        """Wait for replies; return all that have come.
 
         Raises:
             EngineDeadError: no more come.
@@ -107,8 +106,8 @@ class Waiting:
         return unread
 
 
-async def ask(exchange: Exchange, send: Callable[[int, AnyCommand], None], command: AnyCommand) -> msgspec.Raw:
-    """Send a command, and return its only reply, encoded.
+async def ask(exchange: Exchange, send: Callable[[int, AnyCommand], None], command: AnyCommand) -> ReplyTo:
+    """Send a command, and return its only reply.
 
     Raises:
         EngineDeadError: the engine is not there, or dies meanwhile.
@@ -117,7 +116,7 @@ async def ask(exchange: Exchange, send: Callable[[int, AnyCommand], None], comma
     number = exchange.open(waiting)
     try:
         send(number, command)
-        ((_, reply),) = await waiting.read()
+        (reply,) = await waiting.read()
         return reply
     finally:
         exchange.forget(number)

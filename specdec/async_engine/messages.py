@@ -88,12 +88,24 @@ class ReplyTo(NamedTuple):
     Attributes:
         number: that of the call.
         is_last: whether no other follows.
-        reply: encoded.
+        kind: name of the reply's class.
+        encoded: the reply.
     """
 
     number: int
     is_last: bool
-    reply: msgspec.Raw
+    kind: str
+    encoded: msgspec.Raw
+
+    @classmethod
+    def of(cls, number: int, is_last: bool, reply: EngineReply) -> Self:
+        """Return a reply that is encoded with its message, and is never read here."""
+        return cls(number, is_last, type(reply).__name__, reply)  # type: ignore[arg-type]
+
+    def reply(self) -> EngineReply:
+        """Return the reply itself."""
+        reply: EngineReply = _DECODERS[self.kind].decode(self.encoded)
+        return reply
 
 
 class Replies(Message):
@@ -131,32 +143,27 @@ encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 decode_to_engine = msgspec.msgpack.Decoder[ToEngine](ToEngine).decode
 decode_from_engine = msgspec.msgpack.Decoder[FromEngine](FromEngine).decode
 decode_replies = msgspec.msgpack.Decoder[list[ReplyTo]](list[ReplyTo]).decode
+decode_reply_to = msgspec.msgpack.Decoder[ReplyTo](ReplyTo).decode
 _decode_named = msgspec.msgpack.Decoder[tuple[str, msgspec.Raw]](tuple[str, msgspec.Raw]).decode
 _DECODERS = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in (*get_args(AnyCommand), *get_args(AnyReply))}
 
 
-def encode_body(body: EngineCommand | EngineReply) -> bytes:
-    """Encode a command or a reply, behind the name of its class."""
-    return encode((type(body).__name__, body))
-
-
-def decode_body(data: bytes | msgspec.Raw) -> Any:
-    """Return a command or a reply.
-
-    Raises:
-        Exception: it is neither.
-    """
-    name, body = _decode_named(data)
-    return _DECODERS[name].decode(body)
+def encode_command(command: EngineCommand) -> bytes:
+    """Encode a command, behind the name of its class."""
+    return encode((type(command).__name__, command))
 
 
 def decode_command(data: bytes | msgspec.Raw) -> AnyCommand:
-    """Return a command; see `decode_body`."""
-    command: AnyCommand = decode_body(data)
+    """Return a command.
+
+    Raises:
+        Exception: it is none.
+    """
+    name, body = _decode_named(data)
+    command: AnyCommand = _DECODERS[name].decode(body)
     return command
 
 
-def decode_reply(data: bytes | msgspec.Raw) -> AnyReply:
-    """Return a reply; see `decode_body`."""
-    reply: AnyReply = decode_body(data)
-    return reply
+def encoded_reply(number: int, is_last: bool, reply: EngineReply) -> ReplyTo:
+    """Return a reply as one that has come from elsewhere."""
+    return ReplyTo(number, is_last, type(reply).__name__, msgspec.Raw(encode(reply)))

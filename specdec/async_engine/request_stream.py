@@ -4,9 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
-from specdec.async_engine.messages import decode_reply
+from specdec.async_engine.messages import ReplyTo
 from specdec.core.choices import ChoiceScore
 from specdec.core.commands import Delta, News, Refused
 from specdec.core.lora_request import LoRARequest
@@ -109,9 +107,9 @@ class RequestStream:
         """True once all samples have ended, or the request has failed."""
         return self._has_failed or all(sample.finish_reason is not None for sample in self._samples)
 
-    def receive(self, reply: msgspec.Raw, is_last: bool) -> None:  # noqa: ARG002
+    def receive(self, reply: ReplyTo) -> None:
         """Take news, or a refusal."""
-        match decode_reply(reply):
+        match reply.reply():
             case News(deltas):
                 for delta in deltas:
                     self._apply(delta)

@@ -18,7 +18,7 @@ from specdec.async_engine.messages import (
     Ready,
     Replies,
     Setup,
-    encode_body,
+    encode_command,
 )
 from specdec.core.commands import AnyCommand, Stop, one_line
 
@@ -105,7 +105,7 @@ class Supervisor:
         """
         if not self.healthy or self._process is None:
             raise self._error.fresh()
-        self._process.send(Call(number, msgspec.Raw(encode_body(command))))
+        self._process.send(Call(number, msgspec.Raw(encode_command(command))))
 
     def cancel(self, number: int) -> None:
         """End a call, if a process is ready; one that is ending ends all."""
@@ -129,7 +129,7 @@ class Supervisor:
             return
         if self.healthy and self._process is not None:
             self.healthy = False
-            self._process.send(Call(_NO_CALL, msgspec.Raw(encode_body(Stop()))))
+            self._process.send(Call(_NO_CALL, msgspec.Raw(encode_command(Stop()))))
             await asyncio.wait([self._task], timeout=STOP_TIMEOUT)
         # Cancelling kills the process.
         self._task.cancel()
@@ -221,7 +221,7 @@ class Supervisor:
             case Log(name, level, text):
                 logging.getLogger(name).log(level, "engine process: %s", text)
             case Replies(replies):
-                for number, is_last, reply in replies:
-                    self._exchange.receive(number, reply, is_last)
+                for reply in replies:
+                    self._exchange.receive(reply)
             case _:
                 raise TypeError(f"no message of an engine process: {message!r:.60}")

@@ -7,11 +7,9 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import msgspec
-
 from specdec.async_engine.errors import CLOSED, EngineDeadError
 from specdec.async_engine.exchange import Exchange
-from specdec.async_engine.messages import decode_replies, decode_reply, encode_body
+from specdec.async_engine.messages import ReplyTo, decode_replies, decode_reply_to, encode_command, encoded_reply
 from specdec.cache.block_pool import extend_hashes
 from specdec.core.commands import Add, AnyCommand, EngineReply, News, Refused
 from specdec.ray_serve.remote_prefill import RemotePrefill
@@ -198,12 +196,11 @@ class ReplicaConnection:
             del self._runs[number], self._tasks[number]
 
     async def _call(self, run: _Run) -> None:
-        async for data in self._replicas.generate(run.name, encode_body(run.add), run.route):
+        async for data in self._replicas.generate(run.name, encode_command(run.add), run.route):
             run.has_news = True
-            for _, is_last, reply in decode_replies(data):
-                if run.num_cached is not None:
-                    reply = _with_cached(decode_reply(reply), run.num_cached)
-                self._exchange.receive(run.number, reply, is_last)
+            for reply in decode_replies(data):
+                own = reply._replace(number=run.number)
+                self._exchange.receive(own if run.num_cached is None else _with_cached(own, run.num_cached))
 
     async def _abort(self, run: _Run) -> None:
         run.aborted = True
@@ -217,7 +214,7 @@ class ReplicaConnection:
         # It waits for a replica that has room.
         if task := self._tasks.get(run.number):
             task.cancel()
-        self._exchange.receive(run.number, _encoded(run.add.aborted()), is_last=True)
+        self._exchange.receive(encoded_reply(run.number, True, run.add.aborted()))
 
     async def _ask(self, number: int, command: AnyCommand) -> None:
         """Have all replicas carry out a command.
@@ -225,24 +222,21 @@ class ReplicaConnection:
         A replica that starts later loads an adapter when a request asks for it. One that has loaded an adapter that
         another refuses keeps it until another adapter needs its place: no request names it.
         """
-        encoded, replies, problem = encode_body(command), list[EngineReply](), None
+        encoded, replies, problem = encode_command(command), list[EngineReply](), None
         try:
-            replies = [decode_reply(reply) for reply in await self._replicas.ask(encoded)]
+            replies = [decode_reply_to(data).reply() for data in await self._replicas.ask(encoded)]
         except Exception as error:
             problem = reason_of(error)
             logger.warning("the replicas did not reply: %s", problem)
         reply = command.joined(replies, problem)
         if command.CHANGES_ENGINE and not isinstance(reply, Refused) and self._prefill is not None:
             await self._prefill.tell(encoded)
-        self._exchange.receive(number, _encoded(reply), is_last=True)
+        self._exchange.receive(encoded_reply(number, True, reply))
 
 
-def _encoded(reply: EngineReply) -> msgspec.Raw:
-    return msgspec.Raw(encode_body(reply))
-
-
-def _with_cached(reply: EngineReply, most: int) -> msgspec.Raw:
+def _with_cached(sent: ReplyTo, most: int) -> ReplyTo:
     """Return a reply in which at most so many tokens were cached: not those computed for this very request."""
+    reply = sent.reply()
     if isinstance(reply, News):
         reply.deltas = [
             delta
@@ -250,4 +244,4 @@ def _with_cached(reply: EngineReply, most: int) -> msgspec.Raw:
             else delta._replace(num_cached_tokens=min(most, delta.num_cached_tokens))
             for delta in reply.deltas
         ]
-    return _encoded(reply)
+    return encoded_reply(sent.number, sent.is_last, reply)

@@ -6,7 +6,7 @@ from pathlib import Path
 from specdec.async_engine.async_llm import engine_setup
 from specdec.async_engine.errors import EngineDeadError
 from specdec.async_engine.exchange import Exchange, Waiting, ask
-from specdec.async_engine.messages import ReplyTo, decode_command, encode
+from specdec.async_engine.messages import decode_command, encode
 from specdec.async_engine.supervisor import Supervisor
 from specdec.building.vllm_keywords import LLMKeywords
 from specdec.ray_serve.route import Route
@@ -57,7 +57,7 @@ class EngineReplica:
             self._supervisor.send(number, decode_command(command))
             is_last = False
             while not is_last:
-                replies = [ReplyTo(number, *reply) for reply in await waiting.read()]
+                replies = await waiting.read()
                 is_last = replies[-1].is_last
                 yield encode(replies)
         finally:
@@ -71,12 +71,12 @@ class EngineReplica:
             self._supervisor.cancel(number)
 
     async def ask(self, command: bytes) -> bytes:
-        """Return the only reply to a command.
+        """Return the only reply to a command, a `ReplyTo`.
 
         Raises:
             EngineDeadError: the engine process is not there.
         """
-        return bytes(await ask(self._exchange, self._supervisor.send, decode_command(command)))
+        return encode(await ask(self._exchange, self._supervisor.send, decode_command(command)))
 
     async def close(self) -> None:
         """End the engine process."""

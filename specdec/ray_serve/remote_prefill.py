@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import cast
 
-from specdec.async_engine.messages import decode_replies, decode_reply, encode_body
+from specdec.async_engine.messages import decode_replies, encode_command
 from specdec.core.commands import Add, News, Refused
 from specdec.core.sampling_params import SamplingParams
 from specdec.ray_serve.replica_errors import reason_of
@@ -92,11 +92,11 @@ class RemotePrefill:
         params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
         request = replace(add, params=params, interval=0.0, trace=False)
         num_cached = None
-        parts = cast("AsyncGenerator[bytes]", self._generate(name, encode_body(request), route))
+        parts = cast("AsyncGenerator[bytes]", self._generate(name, encode_command(request), route))
         async with aclosing(parts):
             async for data in parts:
-                for _, _, reply in decode_replies(data):
-                    match decode_reply(reply):
+                for reply in decode_replies(data):
+                    match reply.reply():
                         case News(deltas):
                             found = [delta.num_cached_tokens for delta in deltas if delta.num_cached_tokens is not None]
                             num_cached = found[0] if found else num_cached

@@ -15,9 +15,8 @@ from specdec.async_engine.messages import (
     Replies,
     ToEngine,
     decode_from_engine,
-    decode_reply,
     encode,
-    encode_body,
+    encode_command,
 )
 from specdec.core.commands import Add, AnyCommand, Delta, EngineReply, News, Stop
 from tests.specdec.async_engine.served import SHORT
@@ -64,7 +63,7 @@ class Peer:
             message = decode_from_engine(self.socket.recv())
             if not isinstance(message, Heartbeat):
                 assert isinstance(message, Replies)
-                self._unread.extend((number, decode_reply(reply)) for number, _, reply in message.replies)
+                self._unread.extend((each.number, each.reply()) for each in message.replies)
         return self._unread.popleft()
 
     def ended(self, *numbers: int) -> dict[int, list[Delta]]:
@@ -84,7 +83,7 @@ class Peer:
 
 
 def call(number: int, command: AnyCommand) -> Call:
-    return Call(number, msgspec.Raw(encode_body(command)))
+    return Call(number, msgspec.Raw(encode_command(command)))
 
 
 def add(number: int, prompt: list[int], params: SamplingParams = SHORT, priority: int = 0) -> Call:

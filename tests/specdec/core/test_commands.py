@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec import LLM, LoRARequest, SamplingParams
-from specdec.async_engine.messages import decode_body, encode_body
+from specdec.async_engine.messages import ReplyTo, decode_command, decode_reply_to, encode, encode_command
 from specdec.core.commands import (
     Abort,
     Add,
@@ -80,7 +80,10 @@ def test_each_travels_as_it_is(kind: type[Any], data: st.DataObject) -> None:
     fields = FIELDS.get(kind, {})
     assert [*kind.__match_args__] == [name for name in kind.__match_args__ if name in fields]
     sent = data.draw(st.builds(kind, **fields))
-    assert decode_body(encode_body(sent)) == sent
+    if isinstance(sent, EngineCommand):
+        assert decode_command(encode_command(sent)) == sent
+    else:
+        assert decode_reply_to(encode(ReplyTo.of(7, True, sent))).reply() == sent
 
 
 @pytest.mark.parametrize(("base", "known"), [(EngineCommand, AnyCommand), (EngineReply, AnyReply)])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specdec import SamplingParams, Speculation
-from specdec.async_engine.messages import decode_command, encode_body
+from specdec.async_engine.messages import decode_command, encode_command
 from specdec.core.commands import Add
 
 LEAST = "at least 1, or None"
@@ -30,6 +30,6 @@ def test_it_reaches_the_engine_process_as_it_was_given() -> None:
     asked = Speculation(enabled=False, max_nodes=np.int64(3), max_depth=2)  # type: ignore[arg-type]
     assert type(asked.max_nodes) is int
     for params in (SamplingParams(), SamplingParams(speculation=asked)):
-        add = decode_command(encode_body(Add([3], params)))
+        add = decode_command(encode_command(Add([3], params)))
         assert isinstance(add, Add)
         assert add.params.speculation == params.speculation

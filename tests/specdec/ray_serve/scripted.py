@@ -4,9 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-import msgspec
-
-from specdec.async_engine.messages import ReplyTo, decode_command, encode, encode_body
+from specdec.async_engine.messages import ReplyTo, decode_command, encode
 from specdec.core.commands import Add, Delta, EngineReply, News, Refused
 from specdec.core.outputs import SpeculationStats
 from specdec.ray_serve.route import Route
@@ -50,7 +48,7 @@ class Script:
         self.aborted.append(route.only)
 
     async def ask(self, command: bytes) -> Sequence[bytes]:  # noqa: ARG002
-        return [encode_body(answer) for answer in self._answers]
+        return [encode(sent(answer)) for answer in self._answers]
 
     async def close(self) -> None:
         pass
@@ -59,7 +57,7 @@ class Script:
 def sent(reply: EngineReply) -> ReplyTo:
     """Return a reply as a replica sends it; the number is the replica's own."""
     is_last = isinstance(reply, Refused) or (isinstance(reply, News) and reply.deltas[-1].finish_reason is not None)
-    return ReplyTo(99, is_last, msgspec.Raw(encode_body(reply)))
+    return ReplyTo.of(99, is_last, reply)
 
 
 def token(reason: str | None) -> News:

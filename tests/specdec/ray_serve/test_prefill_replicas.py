@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from specdec import LLM
-from specdec.async_engine.messages import decode_reply, encode_body
+from specdec.async_engine.messages import decode_reply_to, encode_command
 from specdec.core.commands import GetStats, Stats
 from specdec.core.engine_stats import EngineStats
 from tests.specdec.kv_transfer.engines import disk
@@ -52,7 +52,7 @@ def stats(server: Served, deployment: str) -> EngineStats:
     """Return the counts of the only replica of a deployment."""
     connection: Any = server.llm._connection
     replicas = connection._replicas._handles[deployment]
-    (answer,) = [decode_reply(data) for data in server.call(replicas.ask(encode_body(GetStats())))]
+    (answer,) = [decode_reply_to(data).reply() for data in server.call(replicas.ask(encode_command(GetStats())))]
     assert isinstance(answer, Stats)
     return answer.stats
 

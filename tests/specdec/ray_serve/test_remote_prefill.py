@@ -12,7 +12,7 @@ import pytest
 
 from specdec import LLM, RequestOutput, SamplingParams
 from specdec.async_engine.async_llm import AsyncLLM
-from specdec.async_engine.messages import decode_command, encode, encode_body
+from specdec.async_engine.messages import decode_command, encode
 from specdec.async_engine.outbox import Outbox
 from specdec.building.resolved_config import resolved_config
 from specdec.building.vllm_keywords import LLMKeywords
@@ -63,7 +63,7 @@ class EngineHere:
     async def ask(self, command: bytes) -> Sequence[bytes]:
         asked = decode_command(command)
         assert isinstance(asked, LoadAdapter)
-        return [encode_body(self.llm.engine.handle(asked))]
+        return [encode(sent(self.llm.engine.handle(asked)))]
 
     async def close(self) -> None:
         pass

@@ -10,7 +10,7 @@ import pytest
 from openai import APIError, AsyncOpenAI
 
 from specdec import LLM
-from specdec.async_engine.messages import decode_reply, encode_body
+from specdec.async_engine.messages import decode_reply_to, encode_command
 from specdec.core.commands import GetStats, Stats
 from tests.specdec.ray_serve.streams import RECOVERY, actor, run, stream, texts
 from tests.specdec.server.running import Served, engine_in_thread
@@ -36,7 +36,9 @@ def server(offline: LLM) -> Iterator[Served]:
 def queued(server: Served) -> list[int]:
     """Return how many requests each running replica has had, least first."""
     connection: Any = server.llm._connection
-    answers = [decode_reply(data) for data in server.call(connection._replicas.ask(encode_body(GetStats())))]
+    answers = [
+        decode_reply_to(data).reply() for data in server.call(connection._replicas.ask(encode_command(GetStats())))
+    ]
     return sorted(answer.stats.queued for answer in answers if isinstance(answer, Stats))
 
 
