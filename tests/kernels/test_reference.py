@@ -73,19 +73,24 @@ def test_tree_attention_equals_loop_over_rows(case: Case) -> None:
     torch.testing.assert_close(actual, naive_attention(built, 0.7, slopes), rtol=1e-12, atol=1e-13)
 
 
-@given(cases(), st.sampled_from([(torch.float32, 1e-6), (torch.bfloat16, 2**-9), (torch.float16, 2**-12)]))
+@given(cases(), st.sampled_from([(torch.float32, 1e-6), (torch.bfloat16, 2**-8), (torch.float16, 2**-11)]))
 def test_tree_attention_in_low_precision_rounds_thrice(case: Case, precision: tuple[torch.dtype, float]) -> None:
-    """Once the weights, once the output, once more where two parts are merged; scores and sums not at all."""
+    """Once the weights, once the output, once more where two parts are merged; scores and sums not at all.
+
+    A rounding to bfloat16 is off by up to 2^-8 of the number, half of the last of its 8 bits.
+    """
     dtype, eps = precision
+    # So large that the rounding of scores would show.
+    scale = 4.4
     built = build(case)
     built = built._replace(query=built.query.to(dtype), kv=built.kv.to(dtype))
     slopes = case.slopes(KV_HEADS, torch.float32)
-    actual = tree_attention(built.query, built.kv, built.rows, 0.7, case.window, slopes)
+    actual = tree_attention(built.query, built.kv, built.rows, scale, case.window, slopes)
     assert actual.dtype == dtype
-    error = (actual.double() - naive_attention(built, 0.7, slopes)).abs()
+    error = (actual.double() - naive_attention(built, scale, slopes)).abs()
     sizes = built._replace(kv=torch.cat([built.kv[:, :KV_HEADS], built.kv[:, KV_HEADS:].abs()], 1))
     # Beside that, small weights of many keys are subnormal in float16.
-    assert (error <= 3 * eps * naive_attention(sizes, 0.7, slopes) + 1e-4).all()
+    assert (error <= 3 * eps * naive_attention(sizes, scale, slopes) + 1e-4).all()
 
 
 @pytest.mark.parametrize("masked", [False, True])
