@@ -99,7 +99,7 @@ def top_k_of_part_kernel(
     o_column = i_part * BLOCK + tl.arange(0, BLOCK)
     m_column = o_column < COLUMNS
     b_scores = tl.load(p_scores + i_row * stride + o_column, mask=m_column, other=-INFINITY).to(tl.float32)
-    # What lies beyond the columns is -inf and has the highest ids, and so comes last.
+    # Scores beyond the columns are -inf and have the highest ids, so they come last.
     o_token = o_column if p_tokens is None else tl.load(p_tokens + o_column, mask=m_column, other=LOW_HALF)
     # One answer for the whole program: a greedy row computes no noise.
     if tl.load(p_sampled + i_row):

@@ -23,10 +23,10 @@ KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
 
 
 class ParameterError(ValueError):
-    """A parameter or setting is not what it must be.
+    """A parameter or setting has a wrong value.
 
     Attributes:
-        field: its name, where it is a part of another one that other's before a dot.
+        field: its name; `structured_outputs.json` for a part of `structured_outputs`.
     """
 
     def __init__(self, field: str, message: str) -> None:

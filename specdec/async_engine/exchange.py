@@ -1,4 +1,4 @@
-"""Calls on their way, and who waits for their replies."""
+"""Pending calls to an engine, by number, and the receivers of their replies."""
 
 import asyncio
 import itertools
@@ -11,13 +11,13 @@ from specdec.core.commands import AnyCommand
 
 
 class Receiver(Protocol):
-    """Whoever waits for the replies to a call."""
+    """Takes the replies to a call."""
 
     def receive(self, reply: ReplyTo) -> None:
         """Take a reply."""
 
     def fail(self, error: EngineDeadError) -> None:
-        """Take the reason why no more replies come."""
+        """Take the error with which the call ends."""
 
 
 class Exchange:
@@ -43,7 +43,7 @@ class Exchange:
         return number
 
     def forget(self, number: int) -> bool:
-        """Let later replies go by; return whether some were to come."""
+        """Drop later replies; return whether the call was pending."""
         was_open = self._receivers.pop(number, None) is not None
         if not self._receivers:
             self._is_empty.set()
@@ -68,26 +68,51 @@ class Exchange:
             self.fail(number, error)
 
     async def wait_until_empty(self) -> None:
-        """Wait until no call is under way."""
+        """Wait until no call is pending."""
         await self._is_empty.wait()
 
 
-class Waiting:
+class Arrivals:
+    """Wakes the reader of a call when replies have come, or raises the error with which the call ended."""
+
+    def __init__(self) -> None:
+        # None once it is raised: its traceback holds frames that hold this object.
+        self._error: Exception | None = None
+        self._event = asyncio.Event()
+
+    def notify(self) -> None:
+        """Note that replies have come."""
+        self._event.set()
+
+    def fail(self, error: Exception) -> None:
+        """Have the next `wait` raise an error."""
+        self._error = error
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Wait for replies that have come since the last call, and raise the error if there is one."""
+        await self._event.wait()
+        self._event.clear()
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None
+
+
+class PendingReplies:
     """Replies to one call that its reader has not read yet."""
 
     def __init__(self) -> None:
         self._unread: list[ReplyTo] = []
-        # None once it is raised: its traceback holds frames that hold this object.
-        self._error: EngineDeadError | None = None
-        self._news = asyncio.Event()
+        self._arrivals = Arrivals()
 
     def receive(self, reply: ReplyTo) -> None:
         self._unread.append(reply)
-        self._news.set()
+        self._arrivals.notify()
 
     def fail(self, error: EngineDeadError) -> None:
-        self._error = error
-        self._news.set()
+        self._arrivals.fail(error)
 
     async def read(self) -> list[ReplyTo]:
         """Wait for replies; return all that have come.
@@ -95,13 +120,7 @@ class Waiting:
         Raises:
             EngineDeadError: no more come.
         """
-        await self._news.wait()
-        self._news.clear()
-        if self._error is not None:
-            try:
-                raise self._error
-            finally:
-                self._error = None
+        await self._arrivals.wait()
         unread, self._unread = self._unread, []
         return unread
 
@@ -112,11 +131,11 @@ async def ask(exchange: Exchange, send: Callable[[int, AnyCommand], None], comma
     Raises:
         EngineDeadError: the engine is not there, or dies meanwhile.
     """
-    waiting = Waiting()
-    number = exchange.open(waiting)
+    replies = PendingReplies()
+    number = exchange.open(replies)
     try:
         send(number, command)
-        (reply,) = await waiting.read()
+        (reply,) = await replies.read()
         return reply
     finally:
         exchange.forget(number)

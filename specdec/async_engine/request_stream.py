@@ -1,9 +1,9 @@
 """A request in the front end: news of the engine become states."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from specdec.async_engine.exchange import Arrivals
 from specdec.async_engine.messages import ReplyTo
 from specdec.core.choices import ChoiceScore
 from specdec.core.commands import Delta, News, Refused
@@ -97,9 +97,7 @@ class RequestStream:
         self._num_cached_tokens: int | None = None
         self._choices: list[ChoiceScore] | None = None
         self._metrics: RequestMetrics | None = None
-        self._news = asyncio.Event()
-        # None once it is raised: its traceback holds frames that hold this stream.
-        self._error: Exception | None = None
+        self._arrivals = Arrivals()
         self._has_failed = False
 
     @property
@@ -126,13 +124,13 @@ class RequestStream:
         if delta.metrics is not None:
             self._num_cached_tokens, self._metrics = delta.num_cached_tokens, delta.metrics
         self._choices = delta.choices
-        self._news.set()
+        self._arrivals.notify()
 
     def fail(self, error: Exception) -> None:
         """Have the reader get an error, unless the request has finished."""
         if not self.finished:
-            self._error, self._has_failed = error, True
-            self._news.set()
+            self._has_failed = True
+            self._arrivals.fail(error)
 
     async def read(self) -> RequestOutput:
         """Wait for news, and return the state.
@@ -140,13 +138,7 @@ class RequestStream:
         Raises:
             ValueError, QueueFullError, EngineDeadError: the request was refused, or the engine process ended.
         """
-        await self._news.wait()
-        self._news.clear()
-        if self._error is not None:
-            try:
-                raise self._error
-            finally:
-                self._error = None
+        await self._arrivals.wait()
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,

@@ -29,7 +29,7 @@ FIRST_DELAY = 0.25
 STEADY = 60.0
 # Seconds for the running step and the last messages when the process is asked to end.
 STOP_TIMEOUT = 5.0
-# Number of a call whose reply nobody waits for.
+# Number of a call whose reply is dropped.
 _NO_CALL = -1
 # Looks at the process within the time after which it counts as hung.
 NUM_LOOKS = 8

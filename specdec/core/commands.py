@@ -1,4 +1,4 @@
-"""What an engine can be asked, and what it replies, whoever carries it.
+"""Commands to an engine, and its replies.
 
 `LLMEngine.handle` acts on commands. Within a process they are passed as they are, and errors are raised. Between
 processes they are encoded (`specdec/async_engine/messages.py`), and an error is a `Refused`.
@@ -19,7 +19,7 @@ from specdec.kernels.types.settings import ParameterError
 
 @dataclass
 class EngineReply:
-    """What an engine replies to a command."""
+    """Base of all replies to commands."""
 
 
 class Delta(NamedTuple):
@@ -77,7 +77,7 @@ class Refused(EngineReply):
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        """Return what tells of an error."""
+        """Return the refusal that stands for an error."""
         if isinstance(error, QueueFullError):
             return cls(one_line(error), "queue_full")
         # OSError: a file that cannot be read.
@@ -86,7 +86,7 @@ class Refused(EngineReply):
         return cls(f"{type(error).__name__}: {one_line(error)}", "failed")
 
     def error(self) -> Exception:
-        """Return the error that it tells of, to be raised where the user stands."""
+        """Return the error that it stands for, to be raised in the user's process."""
         if self.field is not None:
             return ParameterError(self.field, self.message)
         kinds = {"wrong": ValueError, "queue_full": QueueFullError, "failed": RuntimeError}
@@ -102,7 +102,7 @@ class Stats(EngineReply):
 
 @dataclass
 class Integrity(EngineReply):
-    """What a check of the scheduler and the cache found.
+    """Result of a check of the scheduler and the cache.
 
     Attributes:
         problem: the first invariant that does not hold, if any.
@@ -128,13 +128,13 @@ class Unloaded(EngineReply):
 
 @dataclass
 class EngineCommand:
-    """What an engine can be asked."""
+    """Base of all commands to an engine."""
 
     # Whether later requests meet another engine than before.
     CHANGES_ENGINE: ClassVar[bool] = False
 
     def joined(self, replies: Sequence[EngineReply], problem: str | None) -> EngineReply:
-        """Return what several engines' replies to this command are together.
+        """Return the joint reply of several engines.
 
         Args:
             problem: why an engine did not reply, if one did not.
@@ -152,7 +152,7 @@ class EngineCommand:
 class Add(EngineCommand):
     """Run a request. Its replies are `News`, the last of which has the end of every sample.
 
-    `RequestMaker.add` makes and checks it, where the user stands.
+    `RequestMaker.add` makes and checks it, in the user's process.
 
     Attributes:
         prompt: tokens.

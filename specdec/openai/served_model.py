@@ -20,7 +20,7 @@ from specdec.openai.tool_parsers import ToolParser
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What answers need to know beside their requests.
+    """Facts of the served model that answers need beside their requests.
 
     Attributes:
         names: the model's names; answers carry the first, or the name of the request's adapter.

@@ -48,7 +48,7 @@ class Replicas(Protocol):
 
 @dataclass
 class _Run:
-    """A request under way.
+    """A pending request.
 
     Attributes:
         num_cached: tokens of its prompt that the prefill replica had cached; None where none computed it.
@@ -136,7 +136,7 @@ class ReplicaConnection:
             self._beside(self._ask(number, command))
 
     def cancel(self, number: int) -> None:
-        """End a request, if it is under way."""
+        """End a request, if it is pending."""
         if run := self._runs.get(number):
             self._beside(self._abort(run))
 
@@ -235,7 +235,7 @@ class ReplicaConnection:
 
 
 def _with_cached(sent: ReplyTo, most: int) -> ReplyTo:
-    """Return a reply in which at most so many tokens were cached: not those computed for this very request."""
+    """Return a reply that reports at most `most` cached tokens, without those computed for this request."""
     reply = sent.reply()
     if isinstance(reply, News):
         reply.deltas = [

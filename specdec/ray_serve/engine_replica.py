@@ -5,7 +5,7 @@ from pathlib import Path
 
 from specdec.async_engine.async_llm import engine_setup
 from specdec.async_engine.errors import EngineDeadError
-from specdec.async_engine.exchange import Exchange, Waiting, ask
+from specdec.async_engine.exchange import Exchange, PendingReplies, ask
 from specdec.async_engine.messages import decode_command, encode
 from specdec.async_engine.supervisor import Supervisor
 from specdec.building.vllm_keywords import LLMKeywords
@@ -50,14 +50,14 @@ class EngineReplica:
         Raises:
             EngineDeadError: the engine process is not there, or dies meanwhile.
         """
-        waiting = Waiting()
-        number = self._exchange.open(waiting)
+        pending = PendingReplies()
+        number = self._exchange.open(pending)
         self._numbers[name] = number
         try:
             self._supervisor.send(number, decode_command(command))
             is_last = False
             while not is_last:
-                replies = await waiting.read()
+                replies = await pending.read()
                 is_last = replies[-1].is_last
                 yield encode(replies)
         finally:

@@ -7,7 +7,7 @@ import pytest
 
 from specdec.async_engine import supervisor as module
 from specdec.async_engine.errors import EngineDeadError
-from specdec.async_engine.exchange import Exchange, Waiting
+from specdec.async_engine.exchange import Exchange, PendingReplies
 from specdec.async_engine.messages import Call, Failed, FromEngine, Heartbeat, Ready, Setup, ToEngine, decode_command
 from specdec.async_engine.supervisor import MOST_RESTARTS, Supervisor
 from specdec.core.commands import GetStats, Stop
@@ -228,7 +228,7 @@ def test_a_silent_process_that_is_awaited_is_killed(processes: type[FakeProcess]
         process = processes.started[0]
         # Much longer than a loaded machine lets an event loop wait between two heartbeats.
         await asyncio.sleep(2.5)
-        exchange.open(Waiting())
+        exchange.open(PendingReplies())
         for _ in range(125):
             process.handle(Heartbeat())
             await asyncio.sleep(0.02)
