@@ -1,19 +1,14 @@
 """Errors of the HTTP interface, in OpenAI's shape."""
 
-import logging
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import msgspec
-from fastapi import Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi import Response
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from specdec.kernels.types.settings import ParameterError
-
-logger = logging.getLogger(__name__)
 
 # nginx's status for a request whose client has gone, seen in logs and metrics alone.
 CLIENT_GONE = 499
@@ -117,41 +112,3 @@ def outcome(scope: Scope, status: int) -> tuple[int, str]:
     """
     found: tuple[int, str] = scope["state"].get("outcome", (status, ""))
     return found
-
-
-async def on_http_error(request: Request, error: Exception) -> Response:
-    """Answer errors that routes raise, and unknown routes and methods."""
-    assert isinstance(error, HTTPException)
-    note_outcome(request.scope, error)
-    return error_response(error)
-
-
-async def on_invalid_request(request: Request, error: Exception) -> Response:
-    """Answer a body that is not what the route takes."""
-    assert isinstance(error, RequestValidationError)
-    return await on_http_error(request, _described(error.errors()))
-
-
-async def on_client_gone(request: Request, error: Exception) -> Response:
-    """End a request whose client went away before its answer began."""
-    assert isinstance(error, ClientGoneError)
-    note_outcome(request.scope, error)
-    return Response(status_code=CLIENT_GONE)
-
-
-async def on_unexpected_error(request: Request, error: Exception) -> Response:
-    """Answer our own bugs without telling the client more than that."""
-    name = request.state.request_id
-    fields = {"request_id": name, "method": request.method, "path": request.url.path}
-    logger.error("%s %s failed, request %s", request.method, request.url.path, name, exc_info=error, extra=fields)
-    return error_response(ApiError(500, "the server failed; its log has the reason"))
-
-
-def _described(errors: Sequence[Any]) -> ApiError:
-    """Return the first wrong field; a field of several types has an error for each of them."""
-    first = errors[0]
-    place = [str(part) for part in first["loc"] if part != "body"]
-    if not place:
-        return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json")
-    reasons = [one["msg"] for one in errors if len(one["loc"]) > 1 and str(one["loc"][1]) == place[0]]
-    return ApiError(400, f"{place[0]}: {'; or '.join(dict.fromkeys(reasons))}", param=place[0])

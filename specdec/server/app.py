@@ -6,14 +6,9 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 
 from specdec import __version__
-from specdec.openai.errors import (
-    ClientGoneError,
-    on_client_gone,
-    on_http_error,
-    on_invalid_request,
-    on_unexpected_error,
-)
+from specdec.openai.errors import ClientGoneError
 from specdec.server import chat, completions, operations, page_route, responses, scoring
+from specdec.server.error_handlers import on_client_gone, on_http_error, on_invalid_request, on_unexpected_error
 from specdec.server.gate import Gate
 from specdec.server.openapi import describe
 from specdec.server.service import Service

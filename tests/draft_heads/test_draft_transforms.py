@@ -255,7 +255,7 @@ def test_searched_trees_follow_the_transforms(
             children = found.get(path, {})
             tokens = list(children)
             values = torch.tensor([children[token] for token in tokens])
-            torch.testing.assert_close(values, wanted[tokens], rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(values, wanted[tokens], rtol=1e-4, atol=1e-4)
             others = wanted.index_fill(0, torch.tensor(tokens, dtype=torch.int64), -math.inf).max()
             assert others <= (values.min() + 1e-3 if len(tokens) == width else -math.inf)
 

@@ -1,0 +1,51 @@
+"""Answers to errors that routes raise, for FastAPI's exception handlers."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from specdec.openai.errors import CLIENT_GONE, ApiError, ClientGoneError, error_response, note_outcome
+
+logger = logging.getLogger(__name__)
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """Answer errors that routes raise, and unknown routes and methods."""
+    assert isinstance(error, HTTPException)
+    note_outcome(request.scope, error)
+    return error_response(error)
+
+
+async def on_invalid_request(request: Request, error: Exception) -> Response:
+    """Answer a body that is not what the route takes."""
+    assert isinstance(error, RequestValidationError)
+    return await on_http_error(request, _described(error.errors()))
+
+
+async def on_client_gone(request: Request, error: Exception) -> Response:
+    """End a request whose client went away before its answer began."""
+    assert isinstance(error, ClientGoneError)
+    note_outcome(request.scope, error)
+    return Response(status_code=CLIENT_GONE)
+
+
+async def on_unexpected_error(request: Request, error: Exception) -> Response:
+    """Answer our own bugs without telling the client more than that."""
+    name = request.state.request_id
+    fields = {"request_id": name, "method": request.method, "path": request.url.path}
+    logger.error("%s %s failed, request %s", request.method, request.url.path, name, exc_info=error, extra=fields)
+    return error_response(ApiError(500, "the server failed; its log has the reason"))
+
+
+def _described(errors: Sequence[Any]) -> ApiError:
+    """Return the first wrong field; a field of several types has an error for each of them."""
+    first = errors[0]
+    place = [str(part) for part in first["loc"] if part != "body"]
+    if not place:
+        return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json")
+    reasons = [one["msg"] for one in errors if len(one["loc"]) > 1 and str(one["loc"][1]) == place[0]]
+    return ApiError(400, f"{place[0]}: {'; or '.join(dict.fromkeys(reasons))}", param=place[0])
