@@ -15,7 +15,7 @@ def main() -> NoReturn:
 
         launch = current_launch()
         if launch is not None and launch.rank:
-            from specdec.building.launched_ranks import follow
+            from specdec.building.rank_process import follow
 
             follow(launch)
         from specdec.train_eagle.program import main as run

@@ -7,17 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
-from specdec.building.draft_loader import load_drafts
-from specdec.building.engine_builder import EngineBuilder
+from specdec.building.build import build_engine
 from specdec.building.host_memory import check_memory
-from specdec.building.rank_loader import kernels_of, load_target, rank_config
 from specdec.building.ranks import ranks_of
 from specdec.building.resolved_config import resolved_config
 from specdec.building.vllm_keywords import FOREIGN_CALL, FOREIGN_SEARCH, LLMKeywords, own_settings
-from specdec.config import AUTO, NGRAM
+from specdec.config import AUTO
 from specdec.core.commands import (
     Add,
     Control,
@@ -29,7 +26,6 @@ from specdec.core.commands import (
     Unloaded,
     UpdateDraft,
 )
-from specdec.core.device import on_device
 from specdec.core.engine_stats import EngineStats
 from specdec.core.lora_request import LoRARequest
 from specdec.core.metrics import Metric, engine_metrics
@@ -39,13 +35,12 @@ from specdec.core.outputs import BeamSearchOutput, RequestOutput, SpeculationSta
 from specdec.core.progress import progress_bar
 from specdec.core.request import RequestGroup
 from specdec.core.sampling_params import BeamSearchParams, SamplingParams
-from specdec.engine.beam_search import BeamRequest, BeamSearch, run_searches
 from specdec.engine.prompts import Prompt, one_each, prompt_batch, read_prompt
 from specdec.engine.request_maker import RequestMaker
 from specdec.engine.request_ring import RequestRing
-from specdec.engine.shared_engine import EngineCall, SharedEngine
+from specdec.engine.shared_engine import EngineCall, SharedEngine, run_searches
 from specdec.kernels.types.settings import check_call
-from specdec.models.hub import checkpoint_path, shown_path
+from specdec.models.hub import checkpoint_path
 from specdec.models.llama import read_llama_config
 
 T = TypeVar("T")
@@ -90,26 +85,15 @@ class LLM:
     ) -> None:
         draft, own = own_settings(model, draft, settings)
         self.config = config = resolved_config(model, draft, own)
-        folder, own_config = config.model, rank_config(config, 0)
         check_memory(config)
         ring = RequestRing.of(config)
         began = time.perf_counter()
-        self.request_maker = RequestMaker.read(config, read_llama_config(folder))
+        self.request_maker = RequestMaker.read(config, read_llama_config(config.model))
         self.tokenizer, self.max_model_len = self.request_maker.tokenizer, self.request_maker.max_model_len
         self.generation_config = self.request_maker.generation_config
-        with explained_shortage(), on_device(torch.device(own_config.device)), ranks_of(config) as ranks:
-            kernels = kernels_of(own_config)
-            if config.quantization == "q8":
-                logger.warning("quantization q8: 8-bit weights: the model's outputs change")
-            name, how = shown_path(folder), f"{config.dtype} on {config.device}, {kernels.name} kernels"
-            logger.info("loading target %s: %s", name, how)
-            self.model = load_target(own_config, kernels, ranks.groups(torch.device(own_config.device)))
-            size = f"{self.model.num_parameters:,} parameters{ranks.share}"
-            logger.info("target %s: %s, %s, loaded in %.1f s", name, size, how, time.perf_counter() - began)
-            ranks.load_drafts()
-            drafts = load_drafts(own_config, self.model, kernels)
-            logger.info("drafts: %s", self._drafts_in_words())
-            self.engine = EngineBuilder(own_config, self.model, drafts, kernels, ranks, self.request_maker).build()
+        with explained_shortage(), ranks_of(config) as ranks:
+            self.engine = build_engine(config, ranks, self.request_maker)
+        self.model = self.engine.worker.runner.model
         self.engine.ring = ring
         logger.info("ready after %.1f s", time.perf_counter() - began)
         self._shared = SharedEngine(self.engine)
@@ -269,10 +253,7 @@ class LLM:
             logprobs=min(most, self.request_maker.model.vocab_size),
         )
         adds = self._adds(prompts, step, lora_request=lora_request)
-        with self._shared.turn() as engine:
-            roots = [BeamRequest.of(engine.new_group(add).requests[0]) for add in adds]
-            searches = [BeamSearch(engine, params, root) for root in roots]
-        run_searches(self._shared, searches)
+        searches = run_searches(self._shared, adds, params)
         return [search.output(self.tokenizer) for search in searches]
 
     @check_call()
@@ -355,7 +336,7 @@ class LLM:
         cache_salt: str | None = None,
         lora_request: LoRARequest | None = None,
     ) -> RequestGroup:
-        """Make the requests of a prompt, one per sample, checked and not yet queued.
+        """Make the requests of a prompt on this rank alone, one per sample, checked and not yet queued.
 
         Args:
             priority: lower runs first, under the policy "priority".
@@ -370,7 +351,21 @@ class LLM:
         add = self._new_add(prompt, params, priority, cache_salt, lora_request)
         grammar = self.request_maker.compile(add)
         with self._shared.turn() as engine:
+            assert engine.ranks.layout.size == 1, "other ranks are told of requests that are queued; see `add`"
             group = engine.new_group(add)
+        del grammar
+        return group
+
+    def add(self, prompt: Prompt, params: SamplingParams) -> RequestGroup:
+        """Queue a prompt, for callers that step the engine themselves.
+
+        Raises:
+            ValueError, QueueFullError: as in `generate`.
+        """
+        add = self._new_add(prompt, params, 0, None, None)
+        grammar = self.request_maker.compile(add)
+        with self._shared.turn() as engine:
+            group = engine.handle(add)
         del grammar
         return group
 
@@ -402,13 +397,6 @@ class LLM:
             ValueError: a model without one.
         """
         return self.request_maker.texts.need_tokenizer().pretrained
-
-    def _drafts_in_words(self) -> str:
-        """Return what drafts, and the largest trees, for people."""
-        config, shape = self.config, self.config.shape
-        names = [*([shown_path(config.draft)] if config.draft else []), *([NGRAM] if config.ngrams else [])]
-        size = f"trees of at most {shape.nodes} nodes, depth {shape.depth}, branching {shape.branching}"
-        return f"{' and '.join(names)}, {size}" if names else "none"
 
     @property
     def end_tokens(self) -> frozenset[int]:

@@ -33,7 +33,7 @@ from specdec.core.commands import (
 )
 from specdec.core.request import Request
 from specdec.engine.engine import LLMEngine
-from specdec.execution.executor import ExecutorDeadError
+from specdec.parallel.ranks import RankDeadError
 from specdec.scheduling.step_plan import StepPlan
 from specdec.verify.grammar_state import Grammar
 
@@ -113,7 +113,7 @@ class EngineLoop:
         """Handle messages that have arrived; sleep until there is one if there is nothing else to do.
 
         Raises:
-            ExecutorDeadError: a worker is gone.
+            RankDeadError: a worker is gone.
         """
         if not self._has_work:
             wanted = zmq.POLLIN | (zmq.POLLOUT if self._unsent or self._with_news else 0)
@@ -121,7 +121,7 @@ class EngineLoop:
                 if self._compiling:
                     return
                 # No step would notice that a worker is gone.
-                self._engine.executor.check_health()
+                self._engine.ranks.check()
         end = time.monotonic() + LONGEST_TAKING
         for _ in range(MOST_TAKEN):
             if not self._socket.poll(0, zmq.POLLIN) or time.monotonic() > end:
@@ -214,7 +214,7 @@ class EngineLoop:
         self._engine.handle(command)
 
     def _step(self) -> None:
-        plan = self._engine.scheduler.schedule()
+        plan = self._engine.plan()
         if not plan.rows:
             self._engine.wait_for_kv()
             return
@@ -235,7 +235,7 @@ class EngineLoop:
             Exception: `error`, where a rank is gone, other requests' blocks may be lost, or steps fail again and again.
         """
         self._num_failures += 1
-        if isinstance(error, ExecutorDeadError) or plan.moves or self._num_failures >= MOST_FAILURES:
+        if isinstance(error, RankDeadError) or plan.moves or self._num_failures >= MOST_FAILURES:
             raise error
         logger.error("a step of %d requests failed", len(plan.rows), exc_info=error)
         for row in plan.rows:

@@ -124,7 +124,7 @@ def compare(comparison: Comparison, advance: Callable[[], None] = lambda: None) 
     engines = {label: LLM(config.model, config.sources, **own) for label, (config, own) in configs.items()}
     plain = engines[PLAIN]
     inputs = [one.for_engine(plain, comparison.chat) for one in comparison.prompts]
-    prompts = [plain.new_group(each, comparison.params).prompt_token_ids for each in inputs]
+    prompts = [plain.request_maker.add(each, comparison.params).prompt for each in inputs]
     contenders: dict[str, Contender] = {
         label: EngineContender(llm, comparison.params) for label, llm in engines.items()
     }

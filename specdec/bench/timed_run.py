@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from specdec.core.commands import Abort, Add
 from specdec.core.outputs import SpeculationStats
-from specdec.core.request import Request
+from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
 from specdec.llm import LLM
 
@@ -66,14 +67,16 @@ class EngineContender:
         Raises:
             ValueError: a prompt that cannot be run, or that failed.
         """
-        requests = [self.llm.new_group(prompt, self.params).requests[0] for prompt in prompts]
-        times = arrivals or [0.0] * len(prompts)
+        maker, times = self.llm.request_maker, arrivals or [0.0] * len(prompts)
+        adds = [maker.add(prompt, self.params) for prompt in prompts]
+        groups: list[RequestGroup] = []
         try:
-            firsts, ends, seconds = self._run(requests, times)
+            firsts, ends, seconds = self._run(adds, times, groups)
         finally:
-            for request in requests:
-                if not request.finished:
-                    self.llm.engine.abort(request)
+            for group in groups:
+                if not group.finished:
+                    self.llm.engine.handle(Abort(group.request_id))
+        requests = [group.requests[0] for group in groups]
         for request in requests:
             if request.error:
                 raise ValueError(f"the prompt of {request.num_prompt} tokens failed: {request.error}")
@@ -86,21 +89,23 @@ class EngineContender:
         return TimedRun(samples, seconds)
 
     def _run(
-        self, requests: Sequence[Request], times: Sequence[float]
+        self, adds: Sequence[Add], times: Sequence[float], groups: list[RequestGroup]
     ) -> tuple[dict[Request, float], dict[Request, float], float]:
-        """Return the time of each request's first and last token, and the whole run's."""
+        """Return the time of each request's first and last token, and the whole run's.
+
+        Args:
+            groups: gets the requests of each command.
+        """
         engine = self.llm.engine
         firsts: dict[Request, float] = {}
         ends: dict[Request, float] = {}
-        arrived = 0
         start = time.perf_counter()
-        while arrived < len(requests) or engine.has_unfinished:
+        while len(groups) < len(adds) or engine.has_unfinished:
             now = time.perf_counter() - start
-            while arrived < len(requests) and times[arrived] <= now:
-                engine.add_request(requests[arrived])
-                arrived += 1
+            while len(groups) < len(adds) and times[len(groups)] <= now:
+                groups.append(engine.handle(adds[len(groups)]))
             if not engine.has_unfinished:
-                time.sleep(times[arrived] - now)
+                time.sleep(times[len(groups)] - now)
                 continue
             updated = engine.step()
             now = time.perf_counter() - start

@@ -6,7 +6,6 @@ import time
 
 from specdec.building.host_memory import check_cache
 from specdec.building.memory_profile import Rehearsal, cache_bytes
-from specdec.building.ranks import OneRank, Ranks
 from specdec.building.worker_builder import WorkerBuilder
 from specdec.cache.kept_entries import KEEPS_ALL, KeptEntries
 from specdec.cache.kv_cache_manager import KVCacheManager
@@ -21,6 +20,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.integers import ceil_div
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.models.llama import LlamaModel
+from specdec.parallel.ranks import OneRank, Ranks
 from specdec.scheduling.choice_rows import MOST_NODES
 from specdec.scheduling.rank_values import read_values
 from specdec.scheduling.scheduler import Scheduler
@@ -34,7 +34,7 @@ class EngineBuilder:
 
     Args:
         draft: the draft head or small model; None for plain decoding, or chains alone.
-        ranks: the processes of the engine.
+        ranks: this rank among those of the engine, which all build theirs at the same time.
         requests: makes the requests of commands; None for an engine that is given no commands.
 
     Attributes:
@@ -53,8 +53,9 @@ class EngineBuilder:
     ) -> None:
         self._requests = requests
         self.config, self.model, self.kernels, self._ranks = config, model, kernels, ranks or OneRank()
-        self.workers = WorkerBuilder(config, model, draft, kernels)
-        self.block_bytes = max(self.workers.block_bytes, self._ranks.tap(self.workers.taps))
+        self.workers = WorkerBuilder(config, model, draft, kernels, self._ranks)
+        self.sizes = self.workers.sizes
+        self.block_bytes = max(self._ranks.share(self.workers.block_bytes))
 
     def build(self) -> LLMEngine:
         """Check, profile, and assemble the engine with its cache at full size.
@@ -76,7 +77,7 @@ class EngineBuilder:
     def _check_kernels(self) -> None:
         for name in ("draft_kv_cache_dtype", "draft_window_size"):
             asked = getattr(self.config, name)
-            if asked is not None and self.workers.head is None:
+            if asked is not None and self.sizes.positions is None:
                 raise ValueError(
                     f"{name} is {asked!r}; it is for a draft model, and draft is "
                     f"{self.config.sources or 'none'!r}; leave it out, or name a head or small model"
@@ -84,9 +85,9 @@ class EngineBuilder:
         for sizes in [self.model.config, *([self.workers.head.llama] if self.workers.head else [])]:
             self.kernels.check_model(sizes.head_dim, sizes.num_heads // sizes.num_kv_heads)
         # A request may bring a predicted text, whatever else drafts.
-        nodes, window = self.workers.shape.nodes, self._window
-        self.kernels.check_tree(max(self.workers.slots, nodes))
-        head, levels = self.workers.head, self.workers.shape.positions
+        nodes, window = self.sizes.shape.nodes, self._window
+        self.kernels.check_tree(max(self.sizes.slots, nodes))
+        head, levels = self.workers.head, self.sizes.shape.positions
         narrowest = min((own for own in head.windows if own), default=levels) if head else levels
         if levels > narrowest:
             raise ValueError(
@@ -106,25 +107,23 @@ class EngineBuilder:
 
     def _num_blocks(self) -> int:
         """Return how many blocks the memory of every rank holds, or the seats can use if that is less."""
-        self._ranks.fit()
         memory, workers = cache_bytes(self.config, self._rehearse), self.workers
-        held = min(memory // workers.block_bytes, *self._ranks.num_blocks(), sys.maxsize)
+        held = min(self._ranks.share(memory // workers.block_bytes))
         if held < 1:
             raise ValueError(f"kv_cache_memory {memory} is less than one block of {self.block_bytes} bytes; raise it")
-        most = self.config.scheduler.max_num_seqs * ceil_div(workers.longest + workers.slots, self.config.block_size)
+        most = self.config.scheduler.max_num_seqs * ceil_div(workers.longest + self.sizes.slots, self.config.block_size)
         return min(held, most)
 
     def _rehearse(self) -> int:
         """Run the largest steps on an engine that is thrown away; return the bytes of its cache."""
-        rehearsal = Rehearsal(self.config, self.workers.longest, max(self.workers.slots, self.workers.shape.nodes))
+        rehearsal = Rehearsal(self.config, self.workers.longest, max(self.sizes.slots, self.sizes.shape.nodes))
         rehearsal.run(self._assemble(rehearsal.num_blocks))
-        self._ranks.rehearsed()
         return rehearsal.num_blocks * self.workers.block_bytes
 
     def _assemble(
         self, num_blocks: int, num_host_blocks: int = 0, *, measures: bool = False, connects: bool = False
     ) -> LLMEngine:
-        executor = self._ranks.executor(self.workers)
+        executor = Executor(self.workers, self._ranks)
         executor.start(num_blocks, num_host_blocks)
         connects_kv = connects and self.config.kv_transfer_config is not None
         connector = executor.connect(self.block_bytes) if connects_kv else None
@@ -133,13 +132,12 @@ class EngineBuilder:
 
     @property
     def _kept(self) -> KeptEntries:
-        head = self.workers.head
-        return KeptEntries.of(self.model.whole_config.layer_windows, None if head is None else head.reach)
+        return KeptEntries.of(self.model.whole_config.layer_windows, self.sizes.reach)
 
     def _scheduler(
         self, executor: Executor, connector: KVConnector | None, *, measures: bool, gives_back: bool
     ) -> Scheduler:
-        config, workers, cache = self.config, self.workers, executor.worker.cache
+        config, sizes, cache = self.config, self.sizes, executor.worker.cache
         manager = KVCacheManager(
             cache.num_blocks,
             cache.block_size,
@@ -152,25 +150,23 @@ class EngineBuilder:
         swap_cost = measure_preemption_cost(executor) if cache.num_host_blocks else PreemptionCost()
         step_cost = None
         if measures:
-            positions = min(
-                self.model.config.max_position,
-                workers.head.llama.max_position if workers.head else sys.maxsize,
-            )
+            positions = min(self.model.config.max_position, sizes.positions or sys.maxsize)
             began = time.perf_counter()
             logger.info("measuring step costs")
-            step_cost = measure_step_cost(executor, positions, workers.shape if workers.draft else None)
+            step_cost = measure_step_cost(executor, positions, None if sizes.positions is None else sizes.shape)
             seconds = (time.perf_counter() - began, 1e3 * step_cost.passes(1), 1e3 * step_cost.all_levels(1))
             logger.info("step costs measured in %.1f s: plain step %.2f ms, draft tree %.2f ms", *seconds)
         return Scheduler(
             manager,
             config.scheduler,
-            workers.shape,
+            sizes.shape,
             swap_cost,
-            workers.draft_context,
+            sizes.context,
             step_cost,
-            read_values(config.draft) if config.draft is not None else (),
-            draws=workers.proposal == Proposal.DRAWN,
+            self._ranks.decide(lambda: read_values(config.draft) if config.draft is not None else []),
+            draws=self.workers.proposal == Proposal.DRAWN,
             reads_prompts=config.is_prefill,
             connector=connector,
+            share=self._ranks.share,
             max_choice_nodes=min(self.kernels.max_nodes or MOST_NODES, self._window or MOST_NODES),
         )

@@ -2,136 +2,57 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Protocol
 
 import torch
 
-from specdec.building.followers import Followers
-from specdec.building.parallel_executor import ParallelExecutor
 from specdec.building.rank_loader import layout_of
-from specdec.building.rank_messages import Fit, LoadDrafts, Rehearsed, Tap
 from specdec.config import EngineConfig
 from specdec.core.launch import Launch, current_launch
-from specdec.execution.executor import Executor, InProcessExecutor, WorkerMaker
-from specdec.parallel.rank_layout import RankGroups
-
-
-class Ranks(Protocol):
-    """The other ranks, as loading and building need them.
-
-    Attributes:
-        share: words that follow the number of parameters, where this process holds a part of them.
-    """
-
-    share: str
-
-    def groups(self, device: torch.device) -> RankGroups | None:
-        """Return the groups of this rank, None for a single one."""
-        ...
-
-    def load_drafts(self) -> None:
-        """Have the ranks of the last stage load the draft model, once all have loaded the target."""
-        ...
-
-    def tap(self, layers: tuple[int, ...]) -> int:
-        """Have earlier stages send the inputs of layers along; return the bytes of the other ranks' largest block."""
-        ...
-
-    def fit(self) -> None:
-        """Have the other ranks find how many blocks their memory holds; `rehearsed` follows on a GPU."""
-        ...
-
-    def rehearsed(self) -> None:
-        """Tell the other ranks that the largest steps have run."""
-        ...
-
-    def num_blocks(self) -> list[int]:
-        """Return how many blocks the memory of each other rank holds."""
-        ...
-
-    def executor(self, workers: WorkerMaker) -> Executor:
-        """Return the executor of the engine."""
-        ...
-
-
-class OneRank:
-    """A single rank: the model is in one process."""
-
-    share = ""
-
-    def groups(self, device: torch.device) -> None:  # noqa: ARG002
-        return None
-
-    def load_drafts(self) -> None:
-        pass
-
-    def tap(self, layers: tuple[int, ...]) -> int:  # noqa: ARG002
-        return 0
-
-    def fit(self) -> None:
-        pass
-
-    def rehearsed(self) -> None:
-        pass
-
-    def num_blocks(self) -> list[int]:
-        return []
-
-    def executor(self, workers: WorkerMaker) -> Executor:
-        return InProcessExecutor(workers)
-
-
-class SeveralRanks:
-    """The first rank, beside its followers."""
-
-    def __init__(self, followers: Followers) -> None:
-        self._followers = followers
-        self.share = f" on rank 0 of {followers.size}"
-        self.groups = followers.groups
-        self.executor = partial(ParallelExecutor, followers)
-        self.num_blocks = followers.answers
-
-    def load_drafts(self) -> None:
-        self._followers.answers()
-        self._followers.tell(LoadDrafts(), self._followers.last_stage)
-
-    def tap(self, layers: tuple[int, ...]) -> int:
-        self._followers.tell(Tap(layers), self._followers.earlier_stages)
-        return max(self._followers.answers())
-
-    def fit(self) -> None:
-        self._followers.tell(Fit())
-
-    def rehearsed(self) -> None:
-        self._followers.tell(Rehearsed())
+from specdec.parallel.first_rank import COLLECTIVE_TIMEOUT, FirstRank
+from specdec.parallel.launched_ranks import LaunchedRanks
+from specdec.parallel.ranks import OneRank, Ranks
+from specdec.parallel.ray_ranks import RayRanks
+from specdec.parallel.started_ranks import OtherRanks, StartedRanks
 
 
 @contextmanager
-def ranks_of(config: EngineConfig) -> Iterator[Ranks]:
+def ranks_of(config: EngineConfig, timeout: float = COLLECTIVE_TIMEOUT) -> Iterator[Ranks]:
     """Start the ranks beside this one, or meet them, and end them if the engine is not built.
+
+    Args:
+        timeout: seconds of an operation between ranks.
 
     Raises:
         ValueError: a launcher has started another number of ranks, or this process is not the first.
     """
-    size, launch = layout_of(config).size, current_launch()
+    layout, launch = layout_of(config), current_launch()
     if launch is not None:
-        _check_launch(launch, size)
-    if size == 1:
+        _check_launch(launch, layout.size)
+    if layout.size == 1:
         yield OneRank()
         return
-    followers = Followers(config)
+    ranks = FirstRank(layout, _other_ranks(config, layout.size, timeout), timeout)
+    ranks.tell((config, timeout))
     try:
-        yield SeveralRanks(followers)
+        yield ranks
     except (ValueError, OSError):
-        # A mistake in settings and files, which the followers meet as well.
-        followers.kill()
+        # A mistake in settings and files, which the other ranks meet as well.
+        ranks.kill()
         raise
     except Exception as error:
-        raise followers.failed(error) from error
+        raise ranks.failed(error) from error
     except BaseException:
-        followers.kill()
+        ranks.kill()
         raise
+
+
+def _other_ranks(config: EngineConfig, size: int, timeout: float) -> OtherRanks:
+    launch, by_ray = current_launch(), config.distributed_executor_backend == "ray"
+    if launch is not None and by_ray:
+        raise ValueError("distributed_executor_backend is 'ray', and a launcher has started the ranks; leave it out")
+    if launch is not None:
+        return LaunchedRanks(launch, timeout)
+    return RayRanks(size, torch.device(config.device).type, timeout) if by_ray else StartedRanks(size, timeout)
 
 
 def _check_launch(launch: Launch, size: int) -> None:

@@ -2,10 +2,11 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,12 +17,14 @@ from specdec.building.rank_loader import layout_of
 from specdec.cache.kv_cache import KVCache, KVDtypes, entry_bytes
 from specdec.config import EngineConfig
 from specdec.core.device import DTYPES
+from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import Drafter, NoDrafter, Proposal
 from specdec.draft_heads.drafting.drafters import drafter_of, shape_for
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.execution.model_runner import ModelRunner
 from specdec.execution.split_verifier import SplitVerifier
+from specdec.execution.stages import StageWorker
 from specdec.execution.worker import Worker
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.integers import ceil_div
@@ -35,6 +38,7 @@ from specdec.models.lora_adapter import AdapterFiles, AdapterWeights, read_adapt
 from specdec.models.sharded_llama import ShardedLlama
 from specdec.models.split_head import draft_shard
 from specdec.models.tp_plan import Shard
+from specdec.parallel.ranks import OneRank, Ranks
 from specdec.verify.verifier import Verifier, verifier_of
 
 if TYPE_CHECKING:
@@ -43,36 +47,70 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+class DraftSizes(NamedTuple):
+    """What plans depend on of the draft model, which ranks of earlier pipeline stages do not have.
+
+    Attributes:
+        shape: bounds of draft trees, as far as the draft model can fill them.
+        slots: cache entries of a request's drafts.
+        context: number of tokens from which on the draft model drafts nothing for a request; 0 without a model.
+        positions: those that the draft model has; None without one.
+        reach: see `CachedHead.reach`; None without a model.
+        taps: target layers that the head reads.
+    """
+
+    shape: DraftShape
+    slots: int
+    context: int = 0
+    positions: int | None = None
+    reach: int | None = None
+    taps: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, config: EngineConfig, draft: DraftModel | None) -> "DraftSizes":
+        """Return the sizes of a draft model, or of chains alone."""
+        shape = shape_for(draft, config.shape)
+        if draft is None:
+            return cls(shape, shape.nodes if config.ngrams else 0)
+        head = draft.head
+        positions = head.llama.max_position
+        # Beyond its positions a head would guess.
+        return cls(shape, shape.slots, positions - shape.positions, positions, head.reach, tuple(head.taps))
+
+
 class WorkerBuilder:
     """Builder of workers around a loaded target.
 
     Args:
-        draft: the draft head or small model; None for plain decoding, or chains alone.
+        draft: the draft head or small model; None for plain decoding, or chains alone, and in pipeline stages before
+            the last.
+        ranks: this rank among all.
 
     Attributes:
         proposal: how drafts are chosen for the acceptance rule.
         head: the draft head, if any.
-        shape: bounds of draft trees, as far as the draft model can fill them.
-        slots: cache entries of a request's drafts.
+        sizes: of the draft model, be it here or in the last pipeline stage.
         longest: limit of a request's tokens.
-        draft_context: number of tokens from which on the draft model drafts nothing for a request; 0 without a model.
         kv_dtypes: of the cache's keys and values.
         target_scales: the checkpoint's scales of them, where they are for the codes in use.
         block_bytes: memory of one cache block.
-        taps: target layers that the head reads, in this process or in that of the last pipeline stage.
     """
 
-    def __init__(self, config: EngineConfig, model: LlamaModel, draft: DraftModel | None, kernels: KernelSet) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: LlamaModel,
+        draft: DraftModel | None,
+        kernels: KernelSet,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._ranks = ranks or OneRank()
         self.config, self.model, self.draft, self.kernels = config, model, draft, kernels
         self.proposal = Proposal.COUPLED if config.verify == "coupled" else Proposal.DRAWN
         self.device, self.dtype = torch.device(config.device), DTYPES[config.dtype]
         self.head = draft.head if draft else None
-        self.taps: tuple[int, ...] = self.head.taps if self.head else ()
-        self.shape = shape_for(draft, config.shape)
-        self.slots = self.shape.slots if draft else self.shape.nodes if config.ngrams else 0
+        self.sizes = self._ranks.decide(lambda: DraftSizes.of(config, draft))
         self.longest = config.context(model.config.max_position)
-        # Beyond its positions a head would guess.
-        self.draft_context = self.head.llama.max_position - self.shape.positions if self.head else 0
         self.kv_dtypes = self._kv_dtypes()
         self._draft_shard = self._split_draft()
         # One stream and its workspaces, also for a head that comes later.
@@ -98,7 +136,7 @@ class WorkerBuilder:
         )
         # Captures and measurements read it.
         cache.clear_null_block()
-        return self._worker(ModelRunner(self.model, cache, self.dtype, self.head, self.longest, self.taps))
+        return self._worker(ModelRunner(self.model, cache, self.dtype, self.head, self.longest, self.sizes.taps))
 
     def _split_draft(self) -> Shard | None:
         """Return which part of the draft model this rank adapts; None where it has all of it, or adapts none."""
@@ -184,11 +222,13 @@ class WorkerBuilder:
             self.draft.adapters.put(place, adapter.draft)
 
     def _worker(self, runner: ModelRunner) -> Worker:
+        if not self._ranks.layout.in_last_stage(self._ranks.rank):
+            return StageWorker(runner, self._verifier(), self._ranks)
         drafter = self._drafter(runner.cache)
         self._capture_graphs(runner, drafter)
         return Worker(runner, drafter, self._verifier(), self._graphs)
 
-    def connect(self, worker: Worker, block_bytes: int, rank: int = 0) -> KVConnector:
+    def connect(self, worker: Worker, block_bytes: int, rank: int, parts: Sequence[str]) -> KVConnector:
         """See `WorkerMaker.connect`."""
         config, cache = self.config, worker.cache
         assert config.kv_transfer_config is not None
@@ -197,7 +237,7 @@ class WorkerBuilder:
             # Features are sums over ranks; a head that is split has its own part of keys and values.
             common = {"features"} if config.draft_tensor_parallel_size > 1 else {"features", "head"}
         layout = layout_of(config)
-        caches = KVCaches(cache.parts, self.kernels, layout.size, layout.tensor, frozenset(common))
+        caches = KVCaches(cache.parts, self.kernels, layout.size, layout.tensor, frozenset(common), parts)
         keys = partial(block_keys, config, cache, self.head, rank)
         context = ConnectorContext(caches, cache.block_size, keys, block_bytes, rank)
         connector = make_connector(config.kv_transfer_config, context)
@@ -221,7 +261,7 @@ class WorkerBuilder:
             cache.features,
             config.block_size,
             self.dtype,
-            self.shape,
+            self.sizes.shape,
             self.proposal,
             draft_kernels(config, self.kernels),
         )
@@ -240,16 +280,16 @@ class WorkerBuilder:
 
         began, self._graphs = time.perf_counter(), self._graphs or CudaGraphs(self.device)
         self._graphs.release()
-        entries = self.longest + self.slots
+        entries = self.longest + self.sizes.slots
         largest = GraphLimits(
             limits.max_num_seqs,
             tokens=min(limits.max_num_batched_tokens, limits.max_num_seqs * entries),
             blocks=ceil_div(entries, config.block_size),
-            words=max(1, ceil_div(self.slots, WORD_BITS)),
+            words=max(1, ceil_div(self.sizes.slots, WORD_BITS)),
             adapters=config.max_loras if config.enable_lora else 0,
         )
         if runner.graphs is None:
             capture_passes(runner, self._graphs.capture, largest)
-        if isinstance(drafter, TreeDrafter) and self.draft_context > DRAFTED_CONTEXT + 1:
+        if isinstance(drafter, TreeDrafter) and self.sizes.context > DRAFTED_CONTEXT + 1:
             capture_drafting(drafter, runner, self._graphs.capture, largest)
         logger.info("CUDA graphs captured in %.1f s", time.perf_counter() - began)

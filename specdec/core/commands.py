@@ -13,7 +13,8 @@ from specdec.core.engine_stats import EngineStats
 from specdec.core.errors import QueueFullError
 from specdec.core.lora_request import LoRARequest
 from specdec.core.outputs import Logprob, RequestMetrics, Segment, SpeculationStats, Step
-from specdec.core.sampling_params import SamplingParams
+from specdec.core.sampling_params import BeamSearchParams, SamplingParams
+from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.kernels.types.settings import ParameterError
 
 
@@ -241,9 +242,69 @@ class Stop(EngineCommand):
     """Abort all requests. Nothing is asked afterwards."""
 
 
+@dataclass
+class RunStep(EngineCommand):
+    """Run a step, if any request can run. Engines that are alike and get the same commands run the same steps.
+
+    Attributes:
+        clock: seconds of the monotonic clock: the only time on which it depends what is planned.
+        measured: seconds of the pass and of drafting of a step before, from which the engine learns; None if it was
+            not measured.
+        check: of the plan of the step before, whose equality it shows.
+    """
+
+    clock: float
+    measured: tuple[float, float] | None
+    check: int
+
+
+@dataclass
+class Search(EngineCommand):
+    """Run beam searches, one after each prompt.
+
+    Attributes:
+        adds: the prompts; their `params.logprobs` is the number of a beam's candidates that can matter.
+    """
+
+    adds: list[Add]
+    params: BeamSearchParams
+
+
+@dataclass
+class EndSearches(EngineCommand):
+    """End beam searches and their beams before they have their results.
+
+    Attributes:
+        numbers: of searches. Those that have ended are passed over.
+    """
+
+    numbers: list[int]
+
+
+@dataclass
+class UseGrammar(EngineCommand):
+    """Have a compiled grammar ready for the requests that follow; to ranks beside the one that has compiled it.
+
+    Attributes:
+        compiled: as xgrammar's JSON.
+        dropped: forms whose grammars need not be kept for later requests any more.
+    """
+
+    form: StructuredOutputsParams
+    compiled: str
+    dropped: list[StructuredOutputsParams]
+
+
+@dataclass
+class Close(EngineCommand):
+    """Store what a connector has still to store. Nothing follows."""
+
+
 # Those that have one reply at once.
 Control = Abort | UpdateDraft | LoadAdapter | UnloadAdapter | GetStats | CheckIntegrity | Stop
 AnyCommand = Add | Control
+# What ranks tell each other besides.
+Told = RunStep | Search | EndSearches | UseGrammar | Close
 AnyReply = News | Done | Refused | Stats | Integrity | Unloaded
 
 

@@ -29,6 +29,7 @@ class EngineAdapters:
 
     def __init__(self, config: EngineConfig, executor: Executor, kernels: KernelSet) -> None:
         self._config, self._executor, self._kernels = config, executor, kernels
+        self._ranks = executor.ranks
         # The least recently used first; then those that were unloaded while requests had them.
         self._loaded: dict[LoRARequest, LoadedAdapter] = {}
         self._leaving: list[LoadedAdapter] = []
@@ -70,7 +71,8 @@ class EngineAdapters:
                     "each adapter its own, or unload that one"
                 )
         began = time.perf_counter()
-        place, evicted = self._free_place()
+        # Which requests are in use is not known to all ranks at the same moment.
+        place, evicted = self._ranks.decide(self._free_place)
         paths = request.lora_path, request.draft_lora_path
         files = AdapterFiles(*(Path(path) if path else None for path in paths))
         with on_device(self._executor.worker.device), self._kernels.limited_threads():
@@ -93,6 +95,9 @@ class EngineAdapters:
         Raises:
             ValueError: one is.
         """
+        self._ranks.decide(self._check_draft)
+
+    def _check_draft(self) -> None:
         self._leaving = [adapter for adapter in self._leaving if adapter.is_used]
         for adapter in [*self._loaded.values(), *self._leaving]:
             if adapter.draft_place:

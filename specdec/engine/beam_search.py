@@ -1,16 +1,15 @@
 """Beam search: the most probable sequences after a prompt. Beams share the cache blocks of their common tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import NamedTuple
 
 from specdec.core.outputs import BeamSearchOutput, BeamSearchSequence
 from specdec.core.request import Request
 from specdec.core.sampling_params import BeamSearchParams
-from specdec.engine.engine import LLMEngine
-from specdec.engine.shared_engine import SharedEngine
 from specdec.models.tokenizer import Tokenizer
-from specdec.scheduling.scheduler import Admission
+from specdec.scheduling.scheduler import Admission, Scheduler
 
 
 @dataclass(eq=False)
@@ -85,14 +84,15 @@ class BeamSearch:
         root: the prompt; its `params.logprobs` is the number of a beam's candidates that can matter.
 
     Attributes:
+        number: names it among the searches of an engine.
         beams: live beams of equal length, best first.
         ended: at most `beam_width` sequences that have ended, best first.
         error: why the search failed, if it has.
         finished: whether the search is over, with no beam queued.
     """
 
-    def __init__(self, engine: LLMEngine, params: BeamSearchParams, root: BeamRequest) -> None:
-        self.engine, self.params, self.root = engine, params, root
+    def __init__(self, number: int, scheduler: Scheduler, params: BeamSearchParams, root: BeamRequest) -> None:
+        self.number, self._scheduler, self.params, self.root = number, scheduler, params, root
         self.beams = [root]
         self.ended: list[BeamSearchSequence] = []
         self.error: str | None = None
@@ -113,18 +113,18 @@ class BeamSearch:
             for beam in self.beams:
                 # A scored beam that was preempted would be recomputed and scored again.
                 if beam.is_scored and (is_stuck or not beam.block_table):
-                    self.engine.scheduler.finish(beam)
+                    self._scheduler.finish(beam)
 
     def abort(self) -> None:
         """End the search and all its beams before it has its result."""
         self.finished = True
         for beam in self.beams:
-            self.engine.abort(beam)
+            self._scheduler.abort(beam)
 
     def _finish(self) -> None:
         """End the search and all its beams with its result."""
         self.finished = True
-        scheduler = self.engine.scheduler
+        scheduler = self._scheduler
         for beam in self.beams:
             scheduler.finish(beam)
         scheduler.count_output(sum(len(sequence.token_ids) for sequence in self.ended))
@@ -180,7 +180,7 @@ class BeamSearch:
 
     def _fork(self, live: list[Candidate]) -> None:
         """Replace the beams by their children."""
-        scheduler = self.engine.scheduler
+        scheduler = self._scheduler
         parents = self.beams
         children = [BeamRequest.of(parent, token, cum_logprob=total) for parent, token, total in live]
         # Parents and children, so that `abort` finds each at any moment.
@@ -201,46 +201,58 @@ class BeamSearch:
         self.beams = children
 
 
-def run_searches(shared: SharedEngine, searches: Sequence[BeamSearch]) -> None:
-    """Run searches to their end, as many at once as have seats for all their beams.
+class BeamSearches:
+    """The searches of an engine, of which as many run at once as have seats for all their beams."""
 
-    If it is interrupted, no beam stays queued.
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._numbers = count()
+        self._pending: list[BeamSearch] = []
+        self._active: list[BeamSearch] = []
+        # Used blocks when the last step was planned.
+        self._usage = 0.0
 
-    Raises:
-        ValueError: a beam that the cache can never hold; nothing has run then.
-    """
-    for search in searches:
-        if search.engine.scheduler.admission(search.root) is Admission.NEVER:
-            # Raises the ValueError.
-            search.engine.add_request(search.root)
-    pending, active = list(searches), list[BeamSearch]()
-    try:
-        while pending or active:
-            with shared.turn() as engine:
-                active = _next_step(shared, engine, pending, active)
-    finally:
-        if active:
-            with shared.turn():
-                for search in active:
-                    search.abort()
+    def add(self, params: BeamSearchParams, root: BeamRequest) -> BeamSearch:
+        """Begin a search as soon as there are seats for it."""
+        self._pending.append(BeamSearch(next(self._numbers), self._scheduler, params, root))
+        return self._pending[-1]
 
+    def end(self, numbers: Collection[int]) -> None:
+        """End searches before they have their results."""
+        for search in (*self._pending, *self._active):
+            if search.number in numbers:
+                search.abort()
+        self._forget_ended()
 
-def _next_step(
-    shared: SharedEngine, engine: LLMEngine, pending: list[BeamSearch], active: list[BeamSearch]
-) -> list[BeamSearch]:
-    """Begin the pending searches that have seats, take a step, and return the searches that are not over."""
-    scheduler = engine.scheduler
-    seats = scheduler.config.max_num_seqs - sum(search.params.beam_width for search in active)
-    while pending and (width := pending[0].params.beam_width) <= seats:
-        if scheduler.admission(pending[0].root) is not Admission.OK:
-            break
-        seats -= width
-        active.append(pending.pop(0))
-        scheduler.add(active[-1].root)
-    before = scheduler.stats()
-    shared.step(engine)
-    is_stuck = scheduler.stats().steps == before.steps
-    for search in active:
-        search.go_on(is_stuck)
-    assert not is_stuck or scheduler.stats().kv_usage < before.kv_usage, "no beam can run, and none makes room"
-    return [search for search in active if not search.finished]
+    def begin(self) -> None:
+        """Queue the prompts of pending searches that have seats, before a step is planned."""
+        if not self._pending and not self._active:
+            return
+        scheduler = self._scheduler
+        seats = scheduler.config.max_num_seqs - sum(search.params.beam_width for search in self._active)
+        while self._pending and (width := self._pending[0].params.beam_width) <= seats:
+            if scheduler.admission(self._pending[0].root) is not Admission.OK:
+                break
+            seats -= width
+            self._active.append(self._pending.pop(0))
+            scheduler.add(self._active[-1].root)
+        self._usage = scheduler.stats().kv_usage
+
+    def go_on(self, is_stuck: bool) -> None:
+        """Advance the searches after a step.
+
+        Args:
+            is_stuck: whether no request could run, so that scored beams have to make room for the others.
+        """
+        if not self._active:
+            return
+        for search in self._active:
+            search.go_on(is_stuck)
+        usage = self._scheduler.stats().kv_usage
+        assert not is_stuck or usage < self._usage, "no beam can run, and none makes room"
+        self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        self._pending, self._active = (
+            [search for search in searches if not search.finished] for searches in (self._pending, self._active)
+        )

@@ -1,7 +1,9 @@
 """The step: schedule, draft, one forward pass, verify, commit."""
 
 import logging
+import time
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import overload
 from weakref import WeakValueDictionary
@@ -15,24 +17,33 @@ from specdec.core.commands import (
     Add,
     AnyCommand,
     CheckIntegrity,
+    Close,
     Control,
     Done,
+    EndSearches,
     EngineReply,
     GetStats,
     Integrity,
     LoadAdapter,
+    RunStep,
+    Search,
     Stats,
     Stop,
+    Told,
     UnloadAdapter,
     Unloaded,
     UpdateDraft,
+    UseGrammar,
     one_line,
 )
 from specdec.core.device import on_device
 from specdec.core.logprobs import choice_logprobs, score_output, score_prompt
 from specdec.core.request import Request, RequestGroup
+from specdec.core.sampling_params import BeamSearchParams
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.engine.adapters import EngineAdapters
+from specdec.engine.beam_search import BeamRequest, BeamSearch, BeamSearches
+from specdec.engine.grammar_writer import GrammarWriter
 from specdec.engine.request_maker import RequestMaker
 from specdec.engine.request_ring import RequestRing
 from specdec.engine.step_observer import StepObserver
@@ -46,9 +57,10 @@ from specdec.kernels.types.types import NO_TOKEN, Acceptance
 from specdec.kv_transfer.cache_identity import checkpoint_identity, identity
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.models.hub import shown_path
+from specdec.parallel.ranks import REFUSALS, RankDeadError
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.rank_values import read_values
-from specdec.scheduling.scheduler import Scheduler
+from specdec.scheduling.scheduler import Admission, Scheduler
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
 
 # Seconds that an engine waits for blocks when it has nothing else to do.
@@ -67,7 +79,9 @@ class LLMEngine:
         requests: makes the requests of commands; None for an engine that is given none.
 
     Attributes:
+        ranks: this rank of the engine among all, which do the same. The first tells the others what it does.
         adapters: LoRA adapters of target and draft model.
+        searches: beam searches that have not ended.
         ring: keeps some of the requests that end; None to keep none.
     """
 
@@ -83,11 +97,17 @@ class LLMEngine:
         self.logprobs_mode = config.logprobs_mode
         # Whether other engines go on with this one's prompts; see `is_sending`.
         self._hands_over = config.is_prefill
+        self.ranks = executor.ranks
         self.adapters = EngineAdapters(config, executor, kernels)
+        self.searches = BeamSearches(scheduler)
         self.ring: RequestRing | None = None
         self._groups: WeakValueDictionary[str, RequestGroup] = WeakValueDictionary()
         self._null_block = scheduler.manager.pool.num_blocks
         self._observer = StepObserver(scheduler, executor.worker.device)
+        self._grammars = GrammarWriter()
+        # Of the last plan, and what the coming step learns from.
+        self._check = 0
+        self._measured: tuple[float, float] | None = None
 
     @property
     def worker(self) -> Worker:
@@ -103,20 +123,50 @@ class LLMEngine:
     def handle(self, command: Add) -> RequestGroup: ...
 
     @overload
-    def handle(self, command: Control) -> EngineReply: ...
+    def handle(self, command: Search) -> list[BeamSearch]: ...
 
-    def handle(self, command: AnyCommand) -> EngineReply | RequestGroup:
-        """Carry out a command between two steps.
+    @overload
+    def handle(self, command: Control | Close | EndSearches) -> EngineReply: ...
+
+    def handle(
+        self, command: AnyCommand | Search | EndSearches | Close
+    ) -> EngineReply | RequestGroup | list[BeamSearch]:
+        """Carry out a command between two steps, on all ranks.
 
         Returns:
-            The reply; the requests of an `Add`, which are queued.
+            The reply; the requests of an `Add`, which are queued; the searches of a `Search`.
 
         Raises:
             ValueError, QueueFullError: it cannot be carried out; nothing has changed.
         """
+        if isinstance(command, Add) and self.ranks.layout.size > 1:
+            self._tell_grammar(command)
+        with self.ranks.together(*REFUSALS):
+            if not isinstance(command, GetStats | CheckIntegrity):
+                # What has ended with the other ranks can still be given up.
+                ends = isinstance(command, Abort | Stop | EndSearches | Close)
+                with suppress(RankDeadError) if ends else nullcontext():
+                    self.ranks.tell(command)
+            return self.act(command)
+
+    def act(self, command: AnyCommand | Told) -> EngineReply | RequestGroup | list[BeamSearch]:
+        """Carry out a command on this rank; see `handle`."""
         match command:
+            case RunStep():
+                with self.ranks.together():
+                    if (plan := self._plan(command)).rows:
+                        self.run(plan)
             case Add():
                 return self._add(command)
+            case Search(adds, params):
+                return self._search(adds, params)
+            case EndSearches(numbers):
+                self.searches.end(numbers)
+            case UseGrammar():
+                assert self.requests is not None
+                self.requests.grammars.adopt(command)
+            case Close():
+                self._close()
             case Abort(request_id):
                 if group := self._groups.get(request_id):
                     self._abort_group(group)
@@ -138,7 +188,7 @@ class LLMEngine:
         return Done()
 
     def new_group(self, add: Add) -> RequestGroup:
-        """Make the requests of a prompt, one per sample, which are not queued yet; see `handle`."""
+        """Make the requests of a prompt, one per sample, on this rank alone. They are not queued yet; see `handle`."""
         assert self.requests is not None
         adapter = None if add.adapter is None else self.adapters.load(add.adapter)
         group = self.requests.group(add, adapter)
@@ -158,6 +208,21 @@ class LLMEngine:
             raise
         return group
 
+    def _tell_grammar(self, add: Add) -> None:
+        """Send other ranks the grammar of a request, which this one has compiled."""
+        assert self.requests is not None
+        form, grammar = add.params.structured_outputs, self.requests.compile(add)
+        if form is not None and grammar is not None and (told := self._grammars.write(form, grammar)) is not None:
+            self.ranks.tell(told)
+
+    def _search(self, adds: Sequence[Add], params: BeamSearchParams) -> list[BeamSearch]:
+        roots = [BeamRequest.of(self.new_group(add).requests[0]) for add in adds]
+        for root in roots:
+            if self.scheduler.admission(root) is Admission.NEVER:
+                # Raises the ValueError.
+                self.scheduler.add(root)
+        return [self.searches.add(params, root) for root in roots]
+
     def _abort_group(self, group: RequestGroup) -> None:
         for request in group.requests:
             self.abort(request)
@@ -173,7 +238,7 @@ class LLMEngine:
         return Integrity(problem, sum(1 for _ in self.scheduler.queues), blocks)
 
     def add_request(self, request: Request) -> None:
-        """Queue a request; see `Scheduler.add`."""
+        """Queue a request on this rank alone; see `Scheduler.add`."""
         self.scheduler.add(request)
 
     @property
@@ -181,16 +246,33 @@ class LLMEngine:
         return next(iter(self.scheduler.queues), None) is not None
 
     def abort(self, request: Request) -> None:
-        """End a request at any moment. It keeps its output, without what the running step yields for it."""
+        """End a request on this rank alone, at any moment; see `Abort`."""
         self.scheduler.abort(request)
 
     def step(self) -> list[Request]:
         """Run one forward pass of the target; return the requests that got tokens."""
-        plan = self.scheduler.schedule()
-        if plan.rows:
-            return self.run(plan)
+        with self.ranks.together():
+            plan = self.plan()
+            if plan.rows:
+                return self.run(plan)
         self.wait_for_kv()
         return []
+
+    def plan(self) -> StepPlan:
+        """Plan the coming step, without rows if nothing can run; else `run` must follow."""
+        return self._plan(self.ranks.decide(lambda: RunStep(time.monotonic(), self._observer.measured, self._check)))
+
+    def _plan(self, step: RunStep) -> StepPlan:
+        if step.check != self._check:
+            raise RuntimeError("ranks have planned different steps, which is a fault of the engine: report it")
+        self._measured = step.measured
+        self.searches.begin()
+        plan = self.scheduler.schedule(step.clock)
+        if self.ranks.layout.size > 1:
+            self._check = plan.checksum()
+        if not plan.rows:
+            self.searches.go_on(is_stuck=True)
+        return plan
 
     def wait_for_kv(self) -> None:
         """Wait a moment for blocks that a connector fetches or sends. Called where no request can run before."""
@@ -207,7 +289,7 @@ class LLMEngine:
             ValueError: the folder holds no head of the present one's shape; the present one goes on.
         """
         self.adapters.check_draft()
-        rank_values = read_values(folder)
+        rank_values = self.ranks.decide(lambda: read_values(folder))
         with on_device(self.worker.device), self.kernels.limited_threads():
             self.executor.update_draft(folder)
         self.scheduler.begin_with_draft(rank_values)
@@ -220,12 +302,18 @@ class LLMEngine:
         return self._hands_over and self.connector is not None and self.connector.is_sending(request)
 
     def shutdown(self) -> None:
-        """Store what a connector has still to store, and end workers in other processes. Nothing is run afterwards."""
-        if self.connector is not None:
-            self.connector.shutdown()
+        """Store what a connector has still to store, and end other ranks. Nothing is run afterwards."""
+        self.handle(Close())
         if self.ring is not None:
             self.ring.close()
-        self.executor.shutdown()
+        self.ranks.close()
+
+    def _close(self) -> None:
+        if self.connector is not None:
+            self.connector.shutdown()
+            # Others may take longer.
+            with suppress(RankDeadError):
+                self.ranks.share(None)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[Request]:
@@ -234,12 +322,14 @@ class LLMEngine:
         If it raises, its requests stay as they were, but for those that it has ended. `plan.moves` is empty if the
         blocks have been moved; otherwise blocks of requests outside the plan may lack their content.
         """
-        with on_device(self.worker.device), self.kernels.limited_threads():
+        with self.ranks.together(), on_device(self.worker.device), self.kernels.limited_threads():
             try:
-                return self._run(plan)
+                updated = self._run(plan)
             except BaseException:
                 self.scheduler.cancel(plan)
                 raise
+        self.searches.go_on(is_stuck=False)
+        return updated
 
     def _run(self, plan: StepPlan) -> list[Request]:
         observer, rows = self._observer, plan.rows
@@ -250,9 +340,10 @@ class LLMEngine:
         if self.connector is not None:
             self.connector.start_save_kv(self.connector.build_layer_meta(self.scheduler.upcoming_blocks(plan)))
         self.executor.step(order)
-        observer.use_wait()
+        observer.use_wait(self._measured)
         outcome = self.executor.collect()
         results = self._results(rows, order, outcome)
+        self.executor.tell_outcome(outcome)
         updated = self._append(rows, outcome.trees, results)
         self.scheduler.update(plan, results)
         if self.ring is not None:
@@ -302,13 +393,22 @@ class LLMEngine:
         if outcome.logits is not None:
             found = iter(outcome.acceptances)
             spans = score_spans(order, [len(tree) for tree in trees])
-            for row, part, tree, span, result in zip(plan, order.parts, trees, spans, results, strict=True):
+            for place, (row, part, tree, span) in enumerate(zip(plan, order.parts, trees, spans, strict=True)):
+                logits, request = outcome.logits[span], row.request
                 if row.choices is not None:
-                    if not row.request.finished:
-                        row.request.take_scores(row.choices, choice_logprobs(row.choices, outcome.logits[span]))
+                    outcome.scores[place] = choice_logprobs(row.choices, logits)
                     continue
-                acceptance = next(found) if row.sampled else None
-                self._score(row.request, part, tree, outcome.logits[span], acceptance, result)
+                acceptance, known = next(found) if row.sampled else None, len(request.logprobs)
+                self._score(request, part, tree, logits, acceptance, results[place])
+                if found_scores := request.logprobs[known:]:
+                    outcome.scores[place] = found_scores
+        for place, scores in outcome.scores.items():
+            row = plan[place]
+            if row.choices is None:
+                # Where the logits are, they stand there already.
+                row.request.logprobs += scores if outcome.logits is None else []
+            elif not row.request.finished:
+                row.request.take_scores(row.choices, scores)
         return results
 
     def _score(

@@ -245,7 +245,7 @@ class RequestMaker:
         stops = self._stops(params.stop_strings)
         special_stops = special_in_stops(backend, stops) if backend is not None else {}
         ends |= stop_tokens(special_stops, stops)
-        seed = self._new_seed() if params.seed is None else params.seed
+        seed = self.seeds.getrandbits(63) if params.seed is None else params.seed
         group_id = str(next(self._ids))
         cached_samples: dict[Request, None] = {}
         predicted = [int(token) for token in params.prediction or ()][: self.max_model_len]
@@ -310,12 +310,9 @@ class RequestMaker:
         return _NOT_IN_SALTS.join(["", *extra, *([] if cache_salt is None else [cache_salt])])
 
     @cached_property
-    def _seeds(self) -> random.Random:
-        return random.Random(self.config.seed)
-
-    def _new_seed(self) -> int:
-        """Return the seed of a request that brings none."""
-        return secrets.randbits(63) if self.config.seed is None else self._seeds.getrandbits(63)
+    def seeds(self) -> random.Random:
+        """Source of the seeds of requests that bring none."""
+        return random.Random(secrets.randbits(256) if self.config.seed is None else self.config.seed)
 
     @cached_property
     def _stops(self) -> Callable[[tuple[str, ...]], StopStrings]:

@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Generic, NamedTuple, Self, TypeVar
 
-from specdec.core.commands import Abort, Add
+from specdec.core.commands import Abort, Add, EndSearches, Search
 from specdec.core.request import Request, RequestGroup
+from specdec.core.sampling_params import BeamSearchParams
+from specdec.engine.beam_search import BeamSearch
 from specdec.engine.engine import LLMEngine
 
 T = TypeVar("T")
@@ -153,3 +155,22 @@ class EngineCall(Generic[T]):
                     if all(group.finished for group in self.groups):
                         return
                     self._shared.step(engine)
+
+
+def run_searches(shared: SharedEngine, adds: Sequence[Add], params: BeamSearchParams) -> list[BeamSearch]:
+    """Run searches to their end. If it is interrupted, no beam stays queued.
+
+    Raises:
+        ValueError: a beam that the cache can never hold; nothing has run then.
+    """
+    with shared.turn() as engine:
+        searches = engine.handle(Search(list(adds), params))
+    try:
+        while not all(search.finished for search in searches):
+            with shared.turn() as engine:
+                shared.step(engine)
+    finally:
+        if left := [search.number for search in searches if not search.finished]:
+            with shared.turn() as engine:
+                engine.handle(EndSearches(left))
+    return searches

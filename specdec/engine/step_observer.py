@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -18,11 +18,21 @@ from specdec.scheduling.step_plan import PlannedRow, RowResult
 MOST_BETWEEN = 0.001
 
 
+class _Step(NamedTuple):
+    rows: Sequence[PlannedRow]
+    draft_rows: Sequence[DraftRow]
+    results: Sequence[RowResult]
+
+
 class StepObserver:
     """Measures the engine's steps and corrects the scheduler's predictions by them.
 
     Measurements of a step are recorded during the next one, while the device is busy. A step is not measured if the
     host did not wait for the device at its end. Neither is the next one, which waits for both.
+
+    Attributes:
+        measured: seconds of the pass and of drafting of the last step, where it was measured and nothing has been
+            recorded of it yet. Ranks record those of the first one.
     """
 
     def __init__(self, scheduler: Scheduler, device: torch.device) -> None:
@@ -30,8 +40,10 @@ class StepObserver:
         self._is_async = device.type == "cuda"
         self._is_unfinished = False
         self._plain_run = 0
-        self._record: Callable[[], None] | None = None
+        # The last step that is measured, until its measurements are recorded.
+        self._step: _Step | None = None
         self._start, self._end = 0.0, math.inf
+        self.measured: tuple[float, float] | None = None
 
     def begin(self) -> None:
         """Start the clock of a step, at the end of the last one where that left requests running.
@@ -46,11 +58,16 @@ class StepObserver:
         """Seconds since the step's begin."""
         return time.perf_counter() - self._start
 
-    def use_wait(self) -> None:
-        """Do host work while the device is busy: record the previous step, detokenize, hash waiting prompts."""
-        if self._record is not None:
-            self._record()
-            self._record = None
+    def use_wait(self, measured: tuple[float, float] | None) -> None:
+        """Do host work while the device is busy: record the previous step, detokenize, hash waiting prompts.
+
+        Args:
+            measured: what the first rank has measured of the previous step.
+        """
+        if measured is not None:
+            assert self._step is not None, "ranks measure the same steps"
+            self._learn(*self._step, *measured)
+        self._step = self.measured = None
         self.scheduler.look_ahead()
         for request in self.scheduler.running:
             request.detokenizer.settle()
@@ -78,7 +95,8 @@ class StepObserver:
             was_unfinished or self._is_unfinished or is_passed_over(self._plain_run)
         ):
             seconds, draft_seconds = self.seconds, sum(seconds_between(*part) for part in drafting)
-            self._record = partial(self._learn, rows, draft_rows, results, seconds - draft_seconds, draft_seconds)
+            self._step = _Step(rows, draft_rows, results)
+            self.measured = seconds - draft_seconds, draft_seconds
         self._end = time.perf_counter() if self.scheduler.running else math.inf
 
     def _learn(

@@ -13,6 +13,7 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.execution.dummy_rows import dummy_chain, dummy_draft_rows, dummy_reading_row, dummy_rows
 from specdec.execution.executor import Executor
+from specdec.parallel.ranks import Ranks
 from specdec.scheduling.step_cost import Curve, PreemptionCost, StepCost
 
 # Least and most rounds of measurements, and the time that ends them between: steps of a small model are short beside
@@ -44,8 +45,8 @@ def measure_step_cost(executor: Executor, longest: int, shape: DraftShape | None
     context = max(1, min(CONTEXT, longest - 1 - depth))
     cache = executor.worker.cache
     chains = [n for n in TOKENS if n <= longest]
-    passes = _curve(lambda tokens: executor.run_dummy(*dummy_chain(cache, tokens)), chains)
-    rows = _curve(lambda rows: executor.run_dummy(*dummy_rows(cache, rows, context)), ROWS)
+    passes = _curve(executor.ranks, lambda tokens: executor.run_dummy(*dummy_chain(cache, tokens)), chains)
+    rows = _curve(executor.ranks, lambda rows: executor.run_dummy(*dummy_rows(cache, rows, context)), ROWS)
     cost = StepCost(passes, Curve([(x, max(0.0, y - passes(x))) for x, y in zip(rows.xs, rows.ys, strict=True)]))
     if shape is not None:
         cost.depth = depth
@@ -57,14 +58,14 @@ def measure_step_cost(executor: Executor, longest: int, shape: DraftShape | None
     return cost
 
 
-def _curve(work: Callable[[int], None], sizes: Sequence[int]) -> Curve:
+def _curve(ranks: Ranks, work: Callable[[int], None], sizes: Sequence[int]) -> Curve:
     """Return the least seconds of each size, from rounds over all sizes, so that a disturbance spoils none of them."""
     seconds: dict[int, float] = {}
     times: dict[int, list[float]] = {}
     before = math.inf
     for size in sizes:
         # The first time warms up.
-        seconds[size] = first = _timed(partial(work, size))
+        seconds[size] = first = _timed(ranks, partial(work, size))
         if first > LONGEST:
             break
         if first <= LONG or first / size > IN_PROPORTION * before:
@@ -72,12 +73,12 @@ def _curve(work: Callable[[int], None], sizes: Sequence[int]) -> Curve:
         before = first / size
     start = time.perf_counter()
     for rounds in range(MOST_ROUNDS):
-        if rounds >= ROUNDS and time.perf_counter() - start >= LEAST_SECONDS:
+        if rounds >= ROUNDS and ranks.decide(lambda: time.perf_counter() - start >= LEAST_SECONDS):
             break
         for size, own in times.items():
             # In a row, as steps are: the last size may have left other data in the processor's caches.
             count = IN_A_ROW if seconds[size] <= LONG else 1
-            own += [_timed(partial(work, size)) for _ in range(count)]
+            own += [_timed(ranks, partial(work, size)) for _ in range(count)]
     return Curve((seconds | {size: min(own) for size, own in times.items()}).items())
 
 
@@ -86,7 +87,7 @@ def _draft_curve(executor: Executor, rows_of: Callable[[int], list[DraftRow]], s
     def work(size: int) -> None:
         executor.run_dummy_drafts(rows_of(size))
 
-    return _curve(work, sizes)
+    return _curve(executor.ranks, work, sizes)
 
 
 def measure_preemption_cost(executor: Executor) -> PreemptionCost:
@@ -102,13 +103,15 @@ def measure_preemption_cost(executor: Executor) -> PreemptionCost:
 
     passes, swaps = [], []
     for _ in range(1 + ROUNDS):
-        passes.append(_timed(lambda: executor.run_dummy(*dummy_chain(cache, tokens))))
-        swaps.append(_timed(swap))
+        passes.append(_timed(executor.ranks, lambda: executor.run_dummy(*dummy_chain(cache, tokens))))
+        swaps.append(_timed(executor.ranks, swap))
     # The first round warms up.
     return PreemptionCost(median(passes[1:]) / tokens, median(swaps[1:]) / len(out))
 
 
-def _timed(work: Callable[[], None]) -> float:
+def _timed(ranks: Ranks, work: Callable[[], None]) -> float:
+    """Return the seconds that the work takes on the first rank."""
     start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+    with ranks.together():
+        work()
+    return ranks.decide(lambda: time.perf_counter() - start)

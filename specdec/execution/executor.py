@@ -1,21 +1,25 @@
-"""Executors: how an engine runs its steps, in this process or in several."""
+"""How an engine runs its steps on this rank, and what makes its worker."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.heads.draft_head import DraftModel
+from specdec.execution.stages import sent_trees
 from specdec.execution.step_order import StepOrder, StepOutcome
 from specdec.execution.worker import Worker
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.tree import TreeRow
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.models.lora_adapter import AdapterFiles, AdapterWeights
+from specdec.parallel.ranks import Ranks, first_refusal
+
+Loaded = TypeVar("Loaded")
 
 
 class WorkerMaker(Protocol):
-    """Maker of the worker of one process."""
+    """Maker of the worker of one rank."""
 
     def build(self, num_blocks: int, num_host_blocks: int = 0) -> Worker:
         """Make a worker with a cache of `num_blocks` on the device and `num_host_blocks` in host memory."""
@@ -45,12 +49,13 @@ class WorkerMaker(Protocol):
         """Put an adapter into a place of the banks, between two steps."""
         ...
 
-    def connect(self, worker: Worker, block_bytes: int, rank: int = 0) -> KVConnector:
+    def connect(self, worker: Worker, block_bytes: int, rank: int, parts: Sequence[str]) -> KVConnector:
         """Make the connector of the settings on a worker's cache.
 
         Args:
             block_bytes: size of a block in the rank where it is largest.
-            rank: number of this process.
+            rank: number of this one.
+            parts: names of the cache's parts in the first rank, which has all.
 
         Raises:
             ValueError: a connector, or one of its settings, that cannot be used here.
@@ -58,62 +63,76 @@ class WorkerMaker(Protocol):
         ...
 
 
-class ExecutorDeadError(RuntimeError):
-    """A worker is gone, and the engine with it. The message is one line."""
+class Executor:
+    """The worker of this rank, as its engine uses it. The workers of all ranks do the same.
 
-
-class Executor(Protocol):
-    """Workers of one model, as an engine uses them.
+    Args:
+        workers: makes the worker.
+        ranks: this rank among all.
 
     Attributes:
-        worker: the worker of this process; it exists once `start` returns.
+        worker: exists once `start` returns.
     """
 
-    @property
-    def worker(self) -> Worker: ...
+    worker: Worker
+
+    def __init__(self, workers: WorkerMaker, ranks: Ranks) -> None:
+        self._workers, self.ranks = workers, ranks
+        # The draft model is in the last pipeline stage alone.
+        self._drafts = ranks.layout.in_last_stage(ranks.rank)
 
     def start(self, num_blocks: int, num_host_blocks: int) -> None:
-        """Make the workers, each with this many cache blocks on the device and in host memory.
-
-        Raises:
-            ExecutorDeadError: a worker in another process is gone; every other method raises it as well.
-        """
-        ...
+        """Make the worker, with this many cache blocks on the device and in host memory."""
+        with self.ranks.together():
+            self.worker = self._workers.build(num_blocks, num_host_blocks)
+        self.ranks.share(None)
 
     def step(self, order: StepOrder) -> None:
         """Run a step up to the launch of its forward pass, without waiting for a device."""
-        ...
+        trees = self.worker.draft(order)
+        self.ranks.tell_stages(lambda: sent_trees(trees))
+        self.worker.launch()
 
     def collect(self) -> StepOutcome:
         """Finish the step that was launched last, and return its outcome."""
-        ...
+        return self.worker.finish()
+
+    def tell_outcome(self, outcome: StepOutcome) -> None:
+        """Have earlier pipeline stages end the step too."""
+        self.ranks.tell_stages(lambda: (outcome.acceptances, outcome.scores))
 
     def run_dummy(self, rows: Sequence[TreeRow], trees: DraftTrees) -> None:
         """Run a pass whose output nothing reads, and wait for it."""
-        ...
+        self.worker.runner.run_dummy(rows, trees)
 
     def run_dummy_drafts(self, rows: Sequence[DraftRow]) -> None:
         """Draft trees that nothing reads, and wait for them. The caller is in inference mode."""
-        ...
+        self.worker.run_dummy_drafts(rows)
 
     def update_draft(self, folder: Path) -> None:
-        """Replace the draft head of all workers, between two steps.
+        """Replace the draft head, between two steps. One that a rank refuses is taken by none.
 
         Raises:
-            ValueError: the folder holds no head that fits; the workers keep the one that they have.
+            ValueError: the folder holds no head that fits; the worker keeps the one that it has.
         """
-        ...
+        draft = self._loaded(lambda: self._workers.load_draft(folder) if self._drafts else None)
+        with self.ranks.together():
+            if draft is not None:
+                self.worker = self._workers.with_draft(self.worker, draft)
 
     def load_adapter(self, place: int, files: AdapterFiles) -> None:
-        """Load an adapter into a place of all workers' banks, between two steps.
+        """Load an adapter into a place of the banks, between two steps. One that a rank refuses is taken by none.
 
         Raises:
             ValueError: none that fits; the place keeps what it has.
         """
-        ...
+        files = files if self._drafts else files._replace(draft=None)
+        adapter = self._loaded(lambda: self._workers.read_adapter(files))
+        with self.ranks.together():
+            self._workers.put_adapter(place, adapter)
 
     def connect(self, block_bytes: int) -> KVConnector:
-        """Make the connector of the settings on the caches of all workers, and return it.
+        """Make the connector of the settings on the worker's cache. One that a rank refuses is used by none.
 
         Args:
             block_bytes: size of a block in the rank where it is largest.
@@ -121,63 +140,24 @@ class Executor(Protocol):
         Raises:
             ValueError: a connector, or one of its settings, that cannot be used here.
         """
-        ...
+        # Ranks of earlier pipeline stages have fewer parts.
+        parts = self.ranks.decide(lambda: tuple(self.worker.cache.parts))
+        return self._loaded(lambda: self._workers.connect(self.worker, block_bytes, self.ranks.rank, parts))
 
-    def check_health(self) -> None:
-        """Raise an `ExecutorDeadError` if a worker is gone."""
-        ...
+    def _loaded(self, load: Callable[[], Loaded]) -> Loaded:
+        """Return what this rank loads, once the others have loaded theirs.
 
-    def shutdown(self) -> None:
-        """End the workers in other processes. Nothing may be called afterwards."""
-        ...
-
-
-class InProcessExecutor:
-    """A single worker in this process.
-
-    Args:
-        workers: makes the worker.
-    """
-
-    worker: Worker
-
-    def __init__(self, workers: WorkerMaker) -> None:
-        self._workers = workers
-
-    def start(self, num_blocks: int, num_host_blocks: int) -> None:
-        """See `Executor.start`."""
-        self.worker = self._workers.build(num_blocks, num_host_blocks)
-
-    def step(self, order: StepOrder) -> None:
-        """See `Executor.step`."""
-        self.worker.begin(order)
-
-    def collect(self) -> StepOutcome:
-        """See `Executor.collect`."""
-        return self.worker.finish()
-
-    def run_dummy(self, rows: Sequence[TreeRow], trees: DraftTrees) -> None:
-        """See `Executor.run_dummy`."""
-        self.worker.runner.run_dummy(rows, trees)
-
-    def run_dummy_drafts(self, rows: Sequence[DraftRow]) -> None:
-        """See `Executor.run_dummy_drafts`."""
-        self.worker.run_dummy_drafts(rows)
-
-    def update_draft(self, folder: Path) -> None:
-        """See `Executor.update_draft`."""
-        self.worker = self._workers.with_draft(self.worker, self._workers.load_draft(folder))
-
-    def load_adapter(self, place: int, files: AdapterFiles) -> None:
-        """See `Executor.load_adapter`."""
-        self._workers.put_adapter(place, self._workers.read_adapter(files))
-
-    def connect(self, block_bytes: int) -> KVConnector:
-        """See `Executor.connect`."""
-        return self._workers.connect(self.worker, block_bytes)
-
-    def check_health(self) -> None:
-        """Do nothing: the worker lives as long as this process."""
-
-    def shutdown(self) -> None:
-        """Do nothing: the worker's memory is freed with the engine."""
+        Raises:
+            ValueError: one of them refuses it.
+        """
+        with self.ranks.together():
+            try:
+                loaded, refusal = load(), None
+            except ValueError as error:
+                refusal = error
+        reason = first_refusal(self.ranks, None if refusal is None else str(refusal))
+        if refusal is not None:
+            raise refusal
+        if reason is not None:
+            raise ValueError(reason)
+        return loaded

@@ -1,7 +1,7 @@
 """Orders and outcomes of steps, as executors pass them to workers and back."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -9,7 +9,6 @@ from specdec.cache.block_moves import BlockMove
 from specdec.draft_heads.drafting.chains import ChainNodes
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.execution.device_clock import Mark
-from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import DraftTree, TreeRow
 from specdec.kernels.types.types import Acceptance
 
@@ -34,39 +33,6 @@ class StepOrder(NamedTuple):
     needs_logits: bool
 
 
-class EntryMoves(NamedTuple):
-    """Cache entries of accepted nodes that move behind their chain.
-
-    Attributes:
-        sources, targets: slots.
-    """
-
-    sources: list[int]
-    targets: list[int]
-
-
-class PassOrder(NamedTuple):
-    """A forward pass alone: the part of pipeline stages before the last in a step, or a pass that nothing reads.
-
-    Attributes:
-        parts: known tokens of the rows, and their block tables.
-        trees: the rows' draft trees.
-        accepted: entries of the step before, which move first.
-        moves: block moves that precede the pass.
-    """
-
-    parts: Sequence[TreeRow]
-    trees: HostTrees
-    accepted: EntryMoves
-    moves: list[BlockMove]
-
-
-class DraftOrder(NamedTuple):
-    """Rows to be drafted for, whose trees nothing reads."""
-
-    rows: Sequence[DraftRow]
-
-
 class StepOutcome(NamedTuple):
     """Outcome of a step.
 
@@ -75,12 +41,13 @@ class StepOutcome(NamedTuple):
         acceptances: one per sampled row.
         logits: `[sum of (num_scored + nodes), vocab_size]` if the order asks for them, else None; valid until the next
             step.
-        accepted: entries that were moved for it.
         drafting: when drafting began and ended, and reading behind the pass where there was any.
+        scores: by row, log-probabilities of its choices, or of its new tokens by token. The engine computes them from
+            the logits; a pipeline stage before the last gets them.
     """
 
     trees: Sequence[DraftTree]
     acceptances: list[Acceptance]
     logits: Tensor | None
-    accepted: EntryMoves
     drafting: list[tuple[Mark, Mark]]
+    scores: dict[int, list[Any]]

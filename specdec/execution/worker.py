@@ -13,7 +13,7 @@ from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.draft_heads.drafting.structured_drafts import without_forbidden
 from specdec.execution.device_clock import Mark, mark
 from specdec.execution.model_runner import ModelRunner
-from specdec.execution.step_order import EntryMoves, PassOrder, StepOrder, StepOutcome
+from specdec.execution.step_order import StepOrder, StepOutcome
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.types import Acceptance
 from specdec.verify.tree_batch import slots_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specdec.execution.cuda_graphs import CudaGraphs
 
 
-class _DraftedStep(NamedTuple):
+class DraftedStep(NamedTuple):
     """A step whose trees are drafted.
 
     Attributes:
@@ -52,30 +52,28 @@ class Worker:
     ) -> None:
         self.runner, self.drafter, self.verifier, self.graphs = runner, drafter, verifier, graphs
         self.device = runner.cache.target.device
-        self._drafted: _DraftedStep | None = None
+        self._drafted: DraftedStep | None = None
         self._logits: Tensor | None = None
 
     @property
     def cache(self) -> KVCache:
         return self.runner.cache
 
-    def begin(self, order: StepOrder) -> None:
-        """Move blocks, draft, and launch the forward pass. The caller is in inference mode."""
-        self.draft(order)
-        self.launch()
-
     def draft(self, order: StepOrder) -> DraftTrees:
-        """Move blocks and draft; return the trees of the rows."""
-        cache = self.cache
-        cache.apply_moves(order.moves)
-        order.moves.clear()
+        """Move blocks and draft; return the trees of the rows. The caller is in inference mode."""
+        self.move_blocks(order)
         drafts, late = _split(order)
         start = mark(self.device)
         drafted = self.drafter.propose(drafts)
         chained = add_chains(drafted, order.chains, self.device)
         trees = without_forbidden(chained, [row.context for row in order.drafts])
-        self._drafted = _DraftedStep(order, trees, late, [(start, mark(self.device))])
+        self._drafted = DraftedStep(order, trees, late, [(start, mark(self.device))])
         return trees
+
+    def move_blocks(self, order: StepOrder) -> None:
+        """Make the block moves that precede a step."""
+        self.cache.apply_moves(order.moves)
+        order.moves.clear()
 
     def launch(self) -> None:
         """Launch the forward pass of the step that was drafted, and what the drafter reads behind it."""
@@ -94,21 +92,9 @@ class Worker:
         (order, trees, _, drafting), logits = self._drafted, self._logits
         self._drafted = self._logits = None
         acceptances = self._verify(order, trees, logits)
-        accepted = self._accepted_entries(order, acceptances)
-        self.move(accepted)
+        self.move_accepted(order, acceptances)
         whole = self.runner.model.whole(logits) if order.needs_logits else None
-        return StepOutcome(trees.read(), acceptances, whole, accepted, drafting)
-
-    def run(self, order: PassOrder) -> None:
-        """Run a pass whose output is for other ranks or for nothing, and wait for it."""
-        self.move(order.accepted)
-        self.cache.apply_moves(order.moves)
-        self.runner.run_dummy(order.parts, order.trees)
-
-    def move(self, entries: EntryMoves) -> None:
-        """Move entries of accepted nodes behind their chain."""
-        if entries.sources:
-            self.cache.move(*entries)
+        return StepOutcome(trees.read(), acceptances, whole, drafting, {})
 
     def run_dummy_drafts(self, rows: Sequence[DraftRow]) -> None:
         """Draft trees that nothing reads, and wait for them. The caller is in inference mode."""
@@ -125,8 +111,8 @@ class Worker:
         own = trees if len(sampled) == len(order.parts) else trees.select(sampled)
         return self.verifier.verify(own, [order.drafts[row].context for row in sampled], logits)
 
-    def _accepted_entries(self, order: StepOrder, acceptances: Sequence[Acceptance]) -> EntryMoves:
-        """Return the cache entries of accepted nodes that do not lie behind their chain yet."""
+    def move_accepted(self, order: StepOrder, acceptances: Sequence[Acceptance]) -> None:
+        """Move cache entries of accepted nodes that do not lie behind their chain yet to there."""
         source: list[int] = []
         target: list[int] = []
         for row, (path, _) in zip(order.sampled, acceptances, strict=True):
@@ -136,7 +122,8 @@ class Worker:
                 slots = slots_of(part.block_table, end, end + path[-1] + 1, self.cache.block_size)
                 source += [slots[node] for node in path]
                 target += slots[: len(path)]
-        return EntryMoves(source, target)
+        if source:
+            self.cache.move(source, target)
 
 
 def _split(order: StepOrder) -> tuple[list[DraftRow], list[DraftRow]]:

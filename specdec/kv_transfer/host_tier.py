@@ -59,7 +59,7 @@ class _Search:
         hashes: of the wanted blocks, in order.
         blocks: host blocks with their content, held for the request.
         job: what it waits for, None once the search has ended.
-        deadline: when it ends at the latest, in seconds of the monotonic clock.
+        deadline: when it ends at the latest, by `HostTier.clock`.
     """
 
     start: int
@@ -91,6 +91,8 @@ class HostTier:
         self._transfers = searches
         self._parts: list[frozenset[str]] = [frozenset()] * num_blocks
         self._numbers = count()
+        # Time of the coming step.
+        self.clock = 0.0
         self._searches: dict[Request, _Search] = {}
         self._jobs: dict[int, _Job] = {}
         # By the first wanted block, so that requests of one prefix share a job.
@@ -112,7 +114,7 @@ class HostTier:
             self._touch(request.block_hashes[:place])
             search = self._begin(request, place)
         if search.job is not None:
-            if time.monotonic() < search.deadline:
+            if self.clock < search.deadline:
                 return None
             self._notes.warn(f"a search for cached blocks took longer than {self._timeout:g} s", "search")
             self._leave(search)
@@ -180,7 +182,7 @@ class HostTier:
 
     def _begin(self, request: Request, place: int) -> _Search:
         last = -(-(len(request.token_ids) - 1) // self.block_size)
-        search = _Search(place, request.block_hashes[place:last], time.monotonic() + self._timeout)
+        search = _Search(place, request.block_hashes[place:last], self.clock + self._timeout)
         self._searches[request] = search
         self._hold(search)
         rest = search.hashes[len(search.blocks) :]

@@ -24,6 +24,7 @@ class KVCaches(NamedTuple):
         num_ranks: number of ranks, each of which has such a cache for its part of every block.
         num_drafting: number of those, the first ones, that have the draft model and its parts.
         common_parts: names of the parts that all of these have alike, bit for bit; none with a single one.
+        all_parts: names of the parts of a rank that has the draft model; None for those of `parts`.
     """
 
     parts: "Mapping[str, Tensor]"
@@ -31,6 +32,7 @@ class KVCaches(NamedTuple):
     num_ranks: int = 1
     num_drafting: int = 1
     common_parts: frozenset[str] = frozenset()
+    all_parts: Sequence[str] | None = None
 
 
 @dataclass
@@ -53,24 +55,28 @@ class TransferStats:
 class KVConnector(ABC):
     """Loads blocks of known tokens from elsewhere, and stores blocks that were computed.
 
-    One object serves both sides in a single process. Over several ranks each has one, of which only the first rank's
-    serves the scheduler; its metadata go to the worker sides of all, and what each of them has done comes back.
-    Metadata that are false are not sent. What a connector loads must be what the target would compute; whatever it
-    cannot load is computed.
+    One object serves both sides. Over several ranks each has one, and all of them decide the same: every one takes what
+    each of them has done, at the same step, and knows no time but that of `begin_step`. What a connector loads must be
+    what the target would compute; whatever it cannot load is computed.
 
-    Scheduler side: `get_num_new_matched_tokens`, `update_state_after_alloc`, `build_read_meta`, `build_layer_meta`,
-    `build_connector_meta`, `update_connector_output`, `request_finished`, `is_sending`. Worker side:
-    `register_kv_caches`, `start_read_kv`, `start_save_kv`, `start_load_kv`, `wait_for_load`, `wait_for_layer_load`,
-    `save_kv_layer`, `wait_for_save`, `get_finished`, `wait`, `shutdown`.
+    Scheduler side: `begin_step`, `get_num_new_matched_tokens`, `update_state_after_alloc`, `build_read_meta`,
+    `build_layer_meta`, `build_connector_meta`, `update_connector_output`, `request_finished`, `is_sending`.
+
+    Worker side: `register_kv_caches`, `start_read_kv`, `start_save_kv`, `start_load_kv`, `wait_for_load`,
+    `wait_for_layer_load`, `save_kv_layer`, `wait_for_save`, `get_finished`, `wait`, `shutdown`.
 
     A connector that copies whole blocks before and behind the pass leaves out what has to do with layers. One that
     copies layer by layer says so by `has_layer_transfers`; such a pass is not replayed from a CUDA graph.
 
     Attributes:
-        supports_ranks: whether metadata can be pickled, and `update_connector_output` takes the output of every rank.
+        supports_ranks: whether it decides the same on all ranks, what `get_finished` returns can be pickled, and
+            `update_connector_output` takes it from every rank.
     """
 
     supports_ranks: ClassVar[bool] = False
+
+    def begin_step(self, clock: float) -> None:  # noqa: B027
+        """Take the time of the coming step, in seconds of the first rank's monotonic clock, before all other calls."""
 
     @abstractmethod
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -119,7 +125,7 @@ class KVConnector(ABC):
 
     @abstractmethod
     def update_connector_output(self, output: Any, rank: int = 0) -> None:
-        """Take what `get_finished` returned on a rank. Called before each step is planned.
+        """Take what `get_finished` returned on a rank. Called for every rank before each step is planned.
 
         What a rank has lost is lost: only what all of them have loaded or stored counts.
         """

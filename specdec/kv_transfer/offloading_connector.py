@@ -32,15 +32,14 @@ class Finished(NamedTuple):
         num_loaded: blocks that have been copied to the device.
         lines: for the log.
         num_failures: operations of stores that failed.
+        are_up: whether the stores answer.
     """
 
     results: list[Result]
     num_loaded: int
     lines: list[str]
     num_failures: int
-
-    def __bool__(self) -> bool:
-        return any(self)
+    are_up: bool
 
 
 class OffloadingConnector(KVConnector):
@@ -83,6 +82,8 @@ class OffloadingConnector(KVConnector):
         self._num_blocks, self._block_size, self._stores, self._key = num_blocks, block_size, stores, key
         self._loads, self._stores_blocks, self._timeout = loads, stores_blocks, timeout
         self._notes = notes or Notes(logger)
+        # Of decisions, which all ranks make alike.
+        self._own_notes = Notes(logger)
         self._use_layerwise = use_layerwise
         self._layers: LayerCopies | None = None
         # Loads, and of how many blocks: those that have begun, and all blocks since the start.
@@ -102,10 +103,14 @@ class OffloadingConnector(KVConnector):
         self.transfers = Transfers(self._stores, self.memory, self._key, self._notes, caches.common_parts)
         self.reads = RankReads(self.transfers, caches.num_ranks, caches.num_drafting)
         self._num_loaded = [0] * caches.num_ranks
-        args = (self._num_blocks, self._block_size, self.memory.names, self.reads, self._timeout, self._notes)
-        self.tier = HostTier(*args)
+        sizes = self._num_blocks, self._block_size
+        self.tier = HostTier(*sizes, caches.all_parts or self.memory.names, self.reads, self._timeout, self._own_notes)
         # Also where the engine is given up without `shutdown`, or the program ends.
         self._end = weakref.finalize(self, self.transfers.shutdown, FLUSH)
+
+    def begin_step(self, clock: float) -> None:
+        self.tier.clock = self.reads.clock = clock
+        self._own_notes.flush()
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         if not self._loads:
@@ -135,6 +140,7 @@ class OffloadingConnector(KVConnector):
         for line in output.lines:
             logger.warning("%s%s", f"rank {rank}: " if rank else "", line)
         self._stats.failures += output.num_failures
+        self.reads.are_up[rank] = output.are_up
         self.tier.update(self.reads.agree(rank, output.results))
         self._num_loaded[rank] += output.num_loaded
         if min(self._num_loaded) == self._num_begun:
@@ -191,7 +197,7 @@ class OffloadingConnector(KVConnector):
     def wait_for_save(self, metadata: list[Save]) -> None:
         if self._layers is not None:
             self._layers.wait_for_save()
-        for parts, is_begun in {(save.parts, save.is_begun) for save in metadata}:
+        for parts, is_begun in dict.fromkeys((save.parts, save.is_begun) for save in metadata):
             saves = [save for save in metadata if (save.parts, save.is_begun) == (parts, is_begun)]
             # A rank without the draft model has the target's part alone.
             own = parts & self._sizes.keys()
@@ -215,14 +221,16 @@ class OffloadingConnector(KVConnector):
         while self._loads_begun and self._loads_begun[0][0].is_done:
             num_loaded += self._loads_begun.popleft()[1]
         before, self._num_failures = self._num_failures, self._notes.num_failures
-        return Finished(results, num_loaded, self._notes.take(), self._num_failures - before)
+        lines, are_up = self._notes.take(), self.transfers.are_up
+        return Finished(results, num_loaded, lines, self._num_failures - before, are_up)
 
     def wait(self, seconds: float) -> None:
         self.transfers.wait(seconds)
 
     def get_kv_connector_stats(self) -> TransferStats:
         # Those of this rank since the last `get_finished` too.
-        return replace(self._stats, failures=self._stats.failures + self._notes.num_failures - self._num_failures)
+        latest = self._notes.num_failures - self._num_failures
+        return replace(self._stats, failures=self._stats.failures + self._own_notes.num_failures + latest)
 
     def shutdown(self) -> None:
         # Host memory may be freed next, and the device must not write there any more.
@@ -230,3 +238,4 @@ class OffloadingConnector(KVConnector):
             copied.wait()
         self._end()
         self._notes.flush()
+        self._own_notes.flush()

@@ -1,6 +1,5 @@
 """Reads of blocks by all ranks: what they are asked for, and what every one of them has done. Pure Python."""
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -22,7 +21,7 @@ class ReadMeta(NamedTuple):
 
 
 class Stores(Protocol):
-    """The first rank's stores, asked without waiting; see `Transfers`."""
+    """A rank's stores, asked without waiting; see `Transfers`."""
 
     @property
     def has_stores(self) -> bool: ...
@@ -34,10 +33,11 @@ class RankReads:
     """The searches of a `HostTier` over all ranks, each of which has its own part of every block.
 
     The blocks of host memory have the same numbers on all ranks. A block is found, fetched or saved when it is on every
-    rank, whatever their stores have lost: tokens whose blocks one rank lacks are computed by all.
+    rank, whatever their stores have lost: tokens whose blocks one rank lacks are computed by all. Each rank has such an
+    object, and all of them are told the same.
 
     Args:
-        own: the stores of the first rank.
+        own: the stores of this rank.
         num_ranks: number of ranks.
         num_drafting: number of the first ranks, which have other parts than the target's too.
     """
@@ -50,6 +50,9 @@ class RankReads:
         self._answers: dict[int, dict[int, Found | Fetched]] = {}
         # By result: how many of these each rank has given beyond those that all have given.
         self._saved: dict[Saved, list[int]] = {}
+        # Time of the coming step, and by rank whether its stores answer.
+        self.clock = 0.0
+        self.are_up = [True] * num_ranks
         # By rank: its reads without an answer, and since when it may have been at the first of them.
         self._num_open = [0] * num_ranks
         self._since = [0.0] * num_ranks
@@ -59,12 +62,12 @@ class RankReads:
         return self._own.has_stores
 
     def may_hold(self, block_hash: bytes) -> bool:
-        """Return at once whether a store of the first rank may have its part of the block."""
-        return self._own.may_hold(block_hash)
+        """Return at once whether the stores may have the block, as far as every rank knows."""
+        return all(self.are_up) and self._own.may_hold(block_hash)
 
     def is_stalled(self, seconds: float) -> bool:
         """Return whether a rank's read has taken longer than this, so that further ones would wait behind it."""
-        now = time.monotonic()
+        now = self.clock
         return any(count and now - since > seconds for count, since in zip(self._num_open, self._since, strict=True))
 
     def look_up(self, job: int, hashes: Sequence[bytes]) -> None:
@@ -81,7 +84,7 @@ class RankReads:
         if not any(self._meta):
             return None
         meta, self._meta = self._meta, ReadMeta([], [])
-        now = time.monotonic()
+        now = self.clock
         self._since = [since if count else now for count, since in zip(self._num_open, self._since, strict=True)]
         self._num_open = [count + len(meta.reads) for count in self._num_open]
         return meta
@@ -105,7 +108,7 @@ class RankReads:
 
     def _answer(self, rank: int, answer: Found | Fetched) -> list[Found | Fetched]:
         self._num_open[rank] -= 1
-        self._since[rank] = time.monotonic()
+        self._since[rank] = self.clock
         by_rank = self._answers.setdefault(answer.job, {})
         by_rank[rank] = answer
         if len(by_rank) < self._num_ranks:

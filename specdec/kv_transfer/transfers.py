@@ -119,11 +119,16 @@ class Transfers:
         return bool(self._readable)
 
     def may_hold(self, block_hash: bytes) -> bool:
-        """Return at once whether a store may have the block."""
+        """Return at once whether a store may have the block if it answers."""
         if not self._readable:
             return False
         key = self._key(TARGET, block_hash)
-        return any(guard.is_up and guard.store.may_hold(key) for guard in self._readable)
+        return any(guard.store.may_hold(key) for guard in self._readable)
+
+    @property
+    def are_up(self) -> bool:
+        """Return whether a store answers, as far as is known; threads change it at any moment."""
+        return any(guard.is_up for guard in self._readable)
 
     def read(self, read: Read) -> None:
         """Look up or fetch blocks, behind all earlier reads; the result is `Found` or `Fetched`."""

@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from specdec.core.commands import UseGrammar
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.models.grammar_source import GrammarSource, grammar_source, one_line_errors
 from specdec.models.tokenizer import Tokenizer
@@ -47,6 +48,7 @@ class GrammarCompiler:
         # The least recently used first; and those that something else holds.
         self._kept: dict[StructuredOutputsParams, Grammar] = {}
         self._held: WeakValueDictionary[StructuredOutputsParams, Grammar] = WeakValueDictionary()
+        self._adopted: dict[StructuredOutputsParams, Grammar] = {}
 
     def known(self, params: StructuredOutputsParams) -> Grammar | None:
         """Return the grammar if it is compiled already."""
@@ -73,6 +75,15 @@ class GrammarCompiler:
         if self.is_shared:
             _ = grammar.text
         return grammar
+
+    def adopt(self, told: UseGrammar) -> None:
+        """Have a grammar that another rank has compiled, until it says that it may be dropped."""
+        from xgrammar import CompiledGrammar
+
+        for form in told.dropped:
+            del self._adopted[form]
+        grammar = self.known(told.form) or Grammar(CompiledGrammar.deserialize_json(told.compiled, self.tokens))
+        self._adopted[told.form] = self._keep(told.form, grammar)
 
     def _keep(self, params: StructuredOutputsParams, grammar: Grammar) -> Grammar:
         """Keep a grammar, unless another thread was faster; return the one that is kept."""

@@ -2,9 +2,10 @@
 
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from enum import Enum
+from typing import Any
 
 from specdec.cache.block_moves import PublishedBlock
 from specdec.cache.kv_cache_manager import KVCacheManager
@@ -51,6 +52,7 @@ class Scheduler:
         draws: see `DraftBudget.draws`.
         reads_prompts: see `DraftBudget.reads_prompts`.
         connector: loads and stores blocks beyond the cache; None for none.
+        share: returns the value of each rank for one of this rank; see `Ranks.share`.
         max_choice_nodes: limit of the nodes of a tree of choices, from the kernels.
 
     Attributes:
@@ -71,8 +73,10 @@ class Scheduler:
         draws: bool = False,
         reads_prompts: bool = False,
         connector: KVConnector | None = None,
+        share: Callable[[Any], list[Any]] = lambda value: [value],
         max_choice_nodes: int = MOST_NODES,
     ) -> None:
+        self._share = share
         # One token of a step is kept for each of the other requests.
         most_nodes = min(config.max_num_batched_tokens - config.max_num_seqs, manager.bounds.most_known - 1)
         self.max_choice_nodes = min(max_choice_nodes, most_nodes)
@@ -162,11 +166,17 @@ class Scheduler:
         for request in self.waiting[:LOOK_AHEAD]:
             self.manager.hash_blocks(request)
 
-    def schedule(self) -> StepPlan:
-        """Plan the coming step, without rows if nothing can run. `update` or `cancel` must follow."""
+    def schedule(self, clock: float | None = None) -> StepPlan:
+        """Plan the coming step, without rows if nothing can run. `update` or `cancel` must follow.
+
+        Args:
+            clock: the only time on which the plan depends, in seconds; None for that of the monotonic clock.
+        """
         assert not self._in_flight, "the last step has not ended"
         if self.connector is not None:
-            self.connector.update_connector_output(self.connector.get_finished())
+            self.connector.begin_step(time.monotonic() if clock is None else clock)
+            for rank, output in enumerate(self._share(self.connector.get_finished())):
+                self.connector.update_connector_output(output, rank)
             self.queues.resume()
         decoding = [request for request in self.running if len(request.token_ids) - request.num_cached == 1]
         admits = bool(self.waiting) and len(self.running) < self.config.max_num_seqs

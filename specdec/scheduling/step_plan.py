@@ -5,6 +5,7 @@ Pure Python.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from zlib import crc32
 
 from specdec.cache.block_moves import BlockMove
 from specdec.core.choices import ChoiceTree
@@ -54,6 +55,18 @@ class StepPlan:
 
     rows: list[PlannedRow] = field(default_factory=list)
     moves: list[BlockMove] = field(default_factory=list)
+
+    def checksum(self) -> int:
+        """Return a number by which plans of several ranks are compared."""
+        rows = [
+            (
+                *(row.request.request_id, len(row.request.token_ids), row.request.token_ids[-1]),
+                *(row.num_known, row.draft_prefill_end, row.num_nodes, row.max_depth, row.num_chained),
+                row.request.block_table[-1:],
+            )
+            for row in self.rows
+        ]
+        return crc32(repr((rows, self.moves)).encode())
 
 
 @dataclass(slots=True)

@@ -297,13 +297,13 @@ def test_drafts_and_sampling_are_those_of_the_options(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[SamplingParams, LLM]] = []
-    real = LLM.new_group
+    real = LLM.add
 
-    def new_group(llm: LLM, prompt: Any, params: SamplingParams) -> Any:
+    def add(llm: LLM, prompt: Any, params: SamplingParams) -> Any:
         seen.append((params, llm))
         return real(llm, prompt, params)
 
-    monkeypatch.setattr(LLM, "new_group", new_group)
+    monkeypatch.setattr(LLM, "add", add)
     options = {"top_k": 5, "top_p": 0.9, "min_p": 0.01, "min_tokens": 2, "repetition_penalty": 1.1, "stop": "w3"}
     run(**options)
     assert all(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from specdec.building.resolved_config import resolved_config
 from specdec.cli.model_options import ModelOptions
 from specdec.config import EngineConfig
+from specdec.core.commands import Abort
 from specdec.core.outputs import SpeculationStats
 from specdec.core.progress import progress_bar
 from specdec.core.request import Request, RequestGroup
@@ -266,8 +267,8 @@ class Regeneration:
                         self._add(conversation, self._row(conversation, group))
                         self._ask(conversation, advance)
         finally:
-            for request in self._groups:
-                self.llm.engine.abort(request)
+            for _, group in self._groups.values():
+                self.llm.engine.handle(Abort(group.request_id))
             self.seconds = time.monotonic() - began
             self.write()
             self.journal.close()
@@ -305,7 +306,6 @@ class Regeneration:
                 continue
             (request,) = group.requests
             self._groups[request] = conversation, group
-            self.llm.engine.add_request(request)
             return
         advance()
         if conversation.answers:
@@ -328,7 +328,7 @@ class Regeneration:
             max_tokens=min(self.params.max_tokens or room, room),
             seed=(self.params.seed or 0) + number * SEED_STEP + len(conversation.answers),
         )
-        return self.llm.new_group(prompt, params)
+        return self.llm.add(prompt, params)
 
     def _row(self, conversation: OpenConversation, group: RequestGroup) -> AnswerRow:
         """Return what a finished request leaves."""

@@ -15,8 +15,8 @@ from specdec.async_engine.messages import Call, encode
 from specdec.cache.kv_cache import KVCache
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.commands import CheckIntegrity, Delta, GetStats, Integrity, News, Refused, Stats
-from specdec.execution.executor import ExecutorDeadError
 from specdec.execution.model_runner import ModelRunner
+from specdec.parallel.ranks import RankDeadError
 from tests.specdec.async_engine.loop_peer import WAIT_MS, Peer, add, call
 from tests.specdec.async_engine.served import SETTINGS, SHORT
 from tests.specdec.world import World
@@ -128,10 +128,10 @@ def test_a_failure_before_blocks_were_moved_ends_the_loop(llm: LLM, monkeypatch:
 
 def test_an_idle_engine_notices_that_a_worker_is_gone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone() -> None:
-        raise ExecutorDeadError("rank 1 of 2 has ended")
+        raise RankDeadError("rank 1 of 2 has ended")
 
     monkeypatch.setattr(engine_loop, "_IDLE_MS", 10)
-    monkeypatch.setattr(llm.engine.executor, "check_health", gone)
+    monkeypatch.setattr(llm.engine.ranks, "check", gone)
     peer = Peer(llm)
     peer.thread.join(WAIT_MS / 1000)
     assert str(peer.error) == "rank 1 of 2 has ended"

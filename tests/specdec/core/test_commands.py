@@ -25,6 +25,7 @@ from specdec.core.commands import (
     Refused,
     Stats,
     Stop,
+    Told,
     UnloadAdapter,
     Unloaded,
     UpdateDraft,
@@ -86,7 +87,7 @@ def test_each_travels_as_it_is(kind: type[Any], data: st.DataObject) -> None:
         assert decode_reply_to(encode(ReplyTo.of(7, True, sent))).reply() == sent
 
 
-@pytest.mark.parametrize(("base", "known"), [(EngineCommand, AnyCommand), (EngineReply, AnyReply)])
+@pytest.mark.parametrize(("base", "known"), [(EngineCommand, AnyCommand | Told), (EngineReply, AnyReply)])
 def test_each_is_known_to_those_who_carry_it(base: type[Any], known: Any) -> None:
     assert {*base.__subclasses__()} == {*get_args(known)}
 

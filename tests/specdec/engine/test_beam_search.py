@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from specdec import LLM, BeamSearchParams, DraftShape, SamplingParams
 from specdec.config import DEMO
-from specdec.core.request import Request
+from specdec.scheduling.step_plan import RowResult, StepPlan
 from tests.fakes import save_random_head, save_random_llama
 from tests.specdec.beams import BLOCK, Tiny, check, cramped, tokens_of, watched
 
@@ -122,16 +122,15 @@ def test_a_prompt_of_one_token_gets_no_drafts_either(tiny: Tiny, llm: LLM) -> No
 
 def test_each_step_computes_one_token_a_beam_and_beams_share_blocks(tiny: Tiny) -> None:
     llm = LLM(tiny.folder, draft=None, dtype="float64", block_size=BLOCK)
-    scheduler, plain_step = llm.engine.scheduler, llm.engine.step
-    pool = scheduler.manager.pool
+    scheduler = llm.engine.scheduler
+    pool, update = scheduler.manager.pool, scheduler.update
     held = []
 
-    def step() -> list[Request]:
-        news = plain_step()
+    def counted(plan: StepPlan, results: Sequence[RowResult]) -> None:
+        update(plan, results)
         held.append(pool.num_blocks - pool.num_free)
-        return news
 
-    llm.engine.step = step  # type: ignore[method-assign]
+    scheduler.update = counted  # type: ignore[method-assign]
     llm.beam_search([list(range(3, 55))], BeamSearchParams(4, 20, ignore_eos=True))
     assert scheduler.stats().known_tokens == 52 + 4 * 19
     assert scheduler.stats().steps == 20

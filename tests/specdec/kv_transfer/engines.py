@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specdec import LLM, DraftShape, SamplingParams
-from specdec.building.ranked_connector import RankedConnector
 from specdec.core.outputs import CompletionOutput
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
 from tests.specdec.world import World
@@ -67,20 +66,19 @@ def engine(world: World, drafter: str, config: dict[str, Any] | None, **settings
 
 
 def first_connector(llm: LLM) -> OffloadingConnector:
-    """The connector of an engine, or that of its first rank."""
+    """The connector of an engine's first rank."""
     connector = llm.engine.connector
-    own = connector.own if isinstance(connector, RankedConnector) else connector
-    assert isinstance(own, OffloadingConnector)
-    return own
+    assert isinstance(connector, OffloadingConnector)
+    return connector
 
 
 def flush(llm: LLM) -> None:
     """Wait until everything is written, on all ranks."""
-    connector, saves = llm.engine.connector, first_connector(llm).tier.saves
-    assert connector is not None
-    while saves.is_writing:
-        connector.wait(0.1)
-        connector.update_connector_output(connector.get_finished())
+    connector = first_connector(llm)
+    while connector.tier.saves.is_writing:
+        connector.wait(0.01)
+        # A step without requests takes what has been written.
+        llm.engine.step()
 
 
 def run(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> Computed:

@@ -1,6 +1,6 @@
 """Engines over several ranks, which are threads of the test process, with a connector."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -46,8 +46,8 @@ def connected_ranks(world: World, drafter: str, config: dict[str, Any], **settin
     workers: dict[int, Worker] = {}
     connect = WorkerBuilder.connect
 
-    def kept(self: WorkerBuilder, worker: Worker, block_bytes: int, rank: int = 0) -> KVConnector:
-        made = connect(self, worker, block_bytes, rank)
+    def kept(self: WorkerBuilder, worker: Worker, block_bytes: int, rank: int, parts: Sequence[str]) -> KVConnector:
+        made = connect(self, worker, block_bytes, rank, parts)
         assert isinstance(made, OffloadingConnector)
         connectors[rank], workers[rank] = made, worker
         return made

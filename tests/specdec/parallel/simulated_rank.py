@@ -1,8 +1,8 @@
 """Ranks on simulated GPUs: each process has one, and what NCCL does between GPUs, gloo does between their processes.
 
-    python -m tests.specdec.parallel.simulated_rank DESCRIPTOR STORE
+    python -m tests.specdec.parallel.simulated_rank DESCRIPTOR STORE RANK
 
-is `specdec.building.follower` on a simulated GPU.
+is `specdec.building.rank_process` on a simulated GPU.
 """
 
 import os
@@ -81,24 +81,26 @@ def simulated_rank(patch: pytest.MonkeyPatch, rank: int) -> Iterator[SimulatedGP
                 super().__init__(gpu, *arguments)
 
         patch.setattr(dist, "ProcessGroupNCCL", Group, raising=False)
-        patch.setattr("specdec.building.started_ranks.launched", _launched)
+        patch.setattr("specdec.parallel.started_ranks.launched", _launched)
         yield gpu
 
 
-def _launched(descriptor: int, store: str) -> "subprocess.Popen[bytes]":
+def _launched(descriptor: int, store: str, rank: int) -> "subprocess.Popen[bytes]":
     modules = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     command = [sys.executable, "-P", "-m", "tests.specdec.parallel.simulated_rank", str(descriptor), store]
+    command.append(str(rank))
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": modules}, pass_fds=(descriptor,))
 
 
 def main() -> None:
     """Run the process of rank 1."""
-    from specdec.building.follower import Follower
+    from specdec.building.rank_process import serve
     from specdec.parallel.rank_group import file_store
+    from specdec.parallel.ranks import OtherRank
 
     prepare_interpreter()
     with pytest.MonkeyPatch.context() as patch, simulated_rank(patch, 1):
-        Follower(Connection(int(sys.argv[1])), file_store(sys.argv[2])).run()
+        serve(OtherRank(Connection(int(sys.argv[1])), file_store(sys.argv[2]), int(sys.argv[3])))
     os._exit(0)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.building import launched_ranks
-from specdec.building.launched_ranks import LaunchedRanks, met_follower
 from specdec.core.launch import Launch, current_launch
+from specdec.parallel import launched_ranks
+from specdec.parallel.launched_ranks import LaunchedRanks, met_rank
 from specdec.parallel.rank_group import Store, file_store
 from tests.specdec.world import World
 
@@ -82,12 +82,12 @@ def test_ranks_meet_in_any_order_and_strangers_are_left_out(tmp_path: Path, monk
         port = int(store(launches[0]).get("specdec-engine").split()[0])
         with socket.create_connection(("localhost", port)) as stranger:
             stranger.sendall(b"\0\0\0\3abc")
-        followers = [threads.submit(met_follower, launches[rank]).result() for rank in (2, 1)]
+        others = [threads.submit(met_rank, launches[rank]).result() for rank in (2, 1)]
         ranks = first.result()
     assert len(ranks.connections) == 2
-    for connection, follower in zip(ranks.connections, reversed(followers), strict=True):
+    for connection, other in zip(ranks.connections, reversed(others), strict=True):
         connection.send("greetings")
-        assert follower._connection.recv() == "greetings"
+        assert other.receive() == "greetings"
     with pytest.raises(ValueError, match="the ranks of a launcher serve one engine only"):
         LaunchedRanks(launches[0], 30)
     ranks.close()

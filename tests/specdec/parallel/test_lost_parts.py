@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from specdec import LLM
+from specdec.core.commands import Abort
 from specdec.core.request import Request
 from specdec.kv_transfer import disk_store
 from specdec.kv_transfer.disk_store import DiskStore
@@ -33,12 +35,18 @@ class Stored:
             self.files = {part: files_of(ranks, part) for part in ("target", "features", "head")}
 
 
+def hashes_of(llm: LLM) -> list[bytes]:
+    """Return those of the blocks of `PROMPT`."""
+    group = llm.engine.handle(llm.request_maker.add(PROMPT, DRAWN))
+    llm.engine.scheduler.manager.hash_blocks(group.requests[0])
+    llm.engine.handle(Abort(group.request_id))
+    return group.requests[0].block_hashes
+
+
 def files_of(ranks: Ranks, part: str) -> list[Path]:
     (store,), keys = ranks.connectors[1]._stores, ranks.connectors[1]._key
     assert isinstance(store, DiskStore)
-    request = ranks.llm.new_group(PROMPT, DRAWN).requests[0]
-    ranks.llm.engine.scheduler.manager.hash_blocks(request)
-    paths = [store._path(disk_store._name_of(keys(part, each))) for each in request.block_hashes]
+    paths = [store._path(disk_store._name_of(keys(part, each))) for each in hashes_of(ranks.llm)]
     return [path.relative_to(store.root.parent) for path in paths]
 
 
@@ -103,9 +111,7 @@ def test_ranks_that_have_stored_different_features_use_none(
     shutil.copytree(stored.folder, tmp_path, dirs_exist_ok=True)
     with connected_ranks(world, "eagle", disk(tmp_path)) as ranks:
         (store,), keys = ranks.connectors[1]._stores, ranks.connectors[1]._key
-        request = ranks.llm.new_group(PROMPT, DRAWN).requests[0]
-        ranks.llm.engine.scheduler.manager.hash_blocks(request)
-        key = keys(part, request.block_hashes[1])
+        key = keys(part, hashes_of(ranks.llm)[1])
         payload = memoryview(bytearray(len(ranks.connectors[1].memory.payload(part, 0))))
         assert store.read([key], [payload]) == [True]
         payload[0] ^= 1
@@ -160,10 +166,9 @@ def test_a_store_of_rank_1_that_hangs_delays_nobody(
     monkeypatch.setattr(DiskStore, "count_held", hang)
     with connected_ranks(world, "eagle", disk(stored.folder, load_timeout=0.3)) as ranks:
         # Without a whole block it has nothing to look for.
-        late, early = (ranks.llm.new_group(prompt, DRAWN).requests[0] for prompt in (PROMPT, PROMPT[: SIZE - 1]))
+        handle, add = ranks.llm.engine.handle, ranks.llm.request_maker.add
+        late, early = (handle(add(prompt, DRAWN)).requests[0] for prompt in (PROMPT, PROMPT[: SIZE - 1]))
         order: list[Request] = []
-        for request in (late, early):
-            ranks.llm.engine.add_request(request)
         ranks.llm.engine.step()
         assert ranks.llm.stats().waiting_for_kv == 1
         while ranks.llm.engine.has_unfinished:

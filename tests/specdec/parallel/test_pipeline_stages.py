@@ -1,10 +1,9 @@
 """An engine whose layers are split over pipeline stages says what one process says."""
 
-import itertools
 import json
 import shutil
+import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,20 +18,25 @@ from specdec import SamplingParams
 from specdec.building.engine_builder import EngineBuilder
 from specdec.core.sampling_params import StructuredOutputsParams
 from specdec.engine.step_observer import StepObserver
-from specdec.execution.executor import ExecutorDeadError
 from specdec.execution.micro_batches import micro_batches
-from specdec.execution.worker import Worker
+from specdec.execution.stages import StageWorker
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import DraftTree, TreeRow
 from specdec.models.checkpoint import read_weights
 from specdec.models.llama import read_llama_config
 from specdec.models.tp_plan import Shard, TPPlan
 from specdec.parallel.rank_layout import RankLayout
+from specdec.parallel.ranks import RankDeadError
 from tests.fakes import save_random_llama
-from tests.specdec.parallel.ranked_engine import PARAMS, PROMPTS, check_with_little_memory, engine, prompt_logits, texts
+from tests.specdec.parallel.ranked_engine import check_with_little_memory, engine, prompt_logits, texts
 from tests.specdec.world import World
 
 pytestmark = pytest.mark.slow
+
+
+def is_first() -> bool:
+    """Whether the first rank calls this; the others are threads."""
+    return threading.current_thread() is threading.main_thread()
 
 
 @pytest.mark.parametrize(
@@ -161,7 +165,10 @@ def test_the_cache_has_as_many_blocks_as_the_smallest_rank_holds(deep: World, mo
         assert llm.engine.worker.cache.num_host_blocks == 5
     with pytest.raises(ValueError, match=f"kv_cache_memory {block - 1} is less than one block of {block} bytes"):
         engine(deep, "none", pipeline_parallel_size=3, kv_cache_memory=block - 1).__enter__()
-    monkeypatch.setattr("specdec.building.follower.cache_bytes", lambda *_: 7 * block)
+    monkeypatch.setattr(
+        "specdec.building.engine_builder.cache_bytes",
+        lambda config, _: config.kv_cache_memory if is_first() else 7 * block,
+    )
     with engine(deep, "none", pipeline_parallel_size=3, kv_cache_memory=9 * block) as llm:
         assert llm.engine.worker.cache.num_blocks == 7
 
@@ -179,9 +186,10 @@ def test_every_rank_runs_the_largest_steps_where_memory_is_measured(
 
     # One of two layers, or one of two key-value heads in both layers.
     block = 8 * 2 * 2 * 8 * 8
-    for module, left in {"engine_builder": 60 * block, "follower": 50 * block}.items():
-        name = f"specdec.building.{module}.cache_bytes"
-        monkeypatch.setattr(name, lambda _, rehearse, left=left: cache_bytes(left, rehearse))
+    monkeypatch.setattr(
+        "specdec.building.engine_builder.cache_bytes",
+        lambda _, rehearse: cache_bytes(60 * block if is_first() else 50 * block, rehearse),
+    )
     with engine(world, "none", max_num_seqs=9, max_num_batched_tokens=90, **sizes) as llm:
         assert llm.engine.worker.cache.num_blocks == 50
         params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
@@ -190,28 +198,20 @@ def test_every_rank_runs_the_largest_steps_where_memory_is_measured(
     assert rehearsed[0] == rehearsed[1] > 0
 
 
-def test_a_step_that_the_host_breaks_off_is_run_again(
-    world: World, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Earlier stages have run its pass, and move the entries that the step before accepted only once."""
-    calls = itertools.count()
+def test_a_step_that_the_host_breaks_off_ends_the_engine(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ranks have run it."""
     use_wait = StepObserver.use_wait
 
-    def breaking(self: StepObserver) -> None:
-        if next(calls) % 2:
+    def breaking(self: StepObserver, measured: Any) -> None:
+        if is_first():
             raise MemoryError("the host has no memory")
-        use_wait(self)
+        use_wait(self, measured)
 
     monkeypatch.setattr(StepObserver, "use_wait", breaking)
     with engine(world, "llama", pipeline_parallel_size=2) as llm:
-        groups = [llm.new_group(*request) for request in zip(PROMPTS, PARAMS, strict=True)]
-        for group in groups:
-            for request in group.requests:
-                llm.engine.add_request(request)
-        while llm.engine.has_unfinished:
-            with suppress(MemoryError):
-                llm.engine.step()
-    assert [list(sample.token_ids) for group in groups for sample in group.output().outputs] == expected
+        for _ in range(2):
+            with pytest.raises(RankDeadError, match="rank 0 of 2 could not go on: the host has no memory; the engine"):
+                llm.generate([[5, 6]], use_tqdm=False)
 
 
 def test_a_stage_that_fails_ends_the_engine(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,8 +220,8 @@ def test_a_stage_that_fails_ends_the_engine(world: World, monkeypatch: pytest.Mo
         def failing(*_: Any) -> None:
             raise MemoryError("no memory is left")
 
-        monkeypatch.setattr(Worker, "run", failing)
-        with pytest.raises(ExecutorDeadError, match="rank 1 of 2 failed: MemoryError: no memory is left; the engine"):
+        monkeypatch.setattr(StageWorker, "draft", failing)
+        with pytest.raises(RankDeadError, match="rank 1 of 2 failed: MemoryError: no memory is left; the engine"):
             llm.generate([[5, 6]], use_tqdm=False)
 
 

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from specdec import LLM, SamplingParams
-from specdec.building import ranks
-from specdec.building.follower import Follower
-from specdec.building.followers import Followers
-from specdec.execution.executor import ExecutorDeadError
+from specdec.building.ranks import ranks_of
+from specdec.engine.engine import LLMEngine
 from specdec.parallel.rank_group import RankGroup, file_store
+from specdec.parallel.ranks import RankDeadError
 from tests.specdec.parallel.ranked_engine import PROMPT, engine
 from tests.specdec.world import World
 
@@ -74,8 +73,13 @@ def test_a_rank_that_is_stuck_ends_the_engine(
     with ExitStack() as stack:
         llm = next(started(world, stack, monkeypatch, settings))
         stack.callback(released.set)
-        monkeypatch.setattr(Follower, "_follow", lambda *_: released.wait(600))
-        with pytest.raises(ExecutorDeadError, match=r"rank 0 of 2 could not go on: .*; the engine must"):
+        act, first = LLMEngine.act, llm.engine
+
+        def stuck(self: LLMEngine, command: Any) -> Any:
+            return act(self, command) if self is first else released.wait(600)
+
+        monkeypatch.setattr(LLMEngine, "act", stuck)
+        with pytest.raises(RankDeadError, match=r"rank 0 of 2 could not go on: .*; the engine must"):
             # Several steps: the rank takes the first one up as before.
             llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), use_tqdm=False)
         assert not released.is_set()
@@ -84,6 +88,6 @@ def test_a_rank_that_is_stuck_ends_the_engine(
 def started(world: World, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> Iterator[LLM]:
     """Yield an engine whose ranks have found each other within their timeout."""
     for timeout in TIMEOUTS:
-        monkeypatch.setattr(ranks, "Followers", lambda config, seconds=2 * timeout: Followers(config, seconds))
-        with suppress(ExecutorDeadError):
+        monkeypatch.setattr("specdec.llm.ranks_of", lambda config, seconds=2 * timeout: ranks_of(config, seconds))
+        with suppress(RankDeadError):
             yield stack.enter_context(engine(world, "none", **settings))

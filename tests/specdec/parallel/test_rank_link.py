@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from specdec.building import rank_link
-from specdec.building.rank_link import MOST_MISSED, RankLink
-from specdec.building.rank_messages import Alive, Failure
-from specdec.execution.executor import ExecutorDeadError
+from specdec.parallel import rank_link
+from specdec.parallel.rank_link import MOST_MISSED, RankLink
+from specdec.parallel.ranks import Alive, Failure, RankDeadError, Shared
 from tests.specdec.parallel.ranked_engine import engine
 from tests.specdec.world import World
 
@@ -38,10 +37,10 @@ class FakeProcess:
 
 
 class Pair:
-    """A link, its process, and the follower's end."""
+    """A link, its process, and the other end."""
 
     def __init__(self) -> None:
-        own, self.follower = Pipe()
+        own, self.other = Pipe()
         self.process = FakeProcess()
         self.link = RankLink(own, self.process)
 
@@ -61,17 +60,17 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_answers_come_in_their_order_and_signs_of_life_are_none(pair: Pair) -> None:
-    for said in (3, Alive(), 0, Alive(), 5):
-        pair.follower.send(said)
-    assert [pair.link.answer(LONG) for _ in range(3)] == [3, 0, 5]
+    for said in (Shared(3), Alive(), Shared(0), Alive(), Shared(5)):
+        pair.other.send(said)
+    assert [pair.link.answer(LONG) for _ in range(3)] == [Shared(3), Shared(0), Shared(5)]
     assert pair.link.answer(SOON) is None
     assert pair.link.is_alive
     assert pair.link.end(SOON) is None
 
 
 def test_a_rank_that_says_why_it_fails(pair: Pair) -> None:
-    pair.follower.send(Failure("no memory is left"))
-    pair.follower.close()
+    pair.other.send(Failure("no memory is left"))
+    pair.other.close()
     assert pair.link.answer(LONG) is None
     assert not pair.link.is_alive
     assert (pair.link.end(LONG), pair.link.failure) == (None, "no memory is left")
@@ -79,7 +78,7 @@ def test_a_rank_that_says_why_it_fails(pair: Pair) -> None:
 
 def test_a_rank_that_is_gone(pair: Pair) -> None:
     pair.process.code = -11
-    pair.follower.close()
+    pair.other.close()
     assert pair.link.end(LONG) == "has ended with exit code -11"
     assert not pair.link.is_alive
     assert pair.link.failure is None
@@ -91,7 +90,7 @@ def test_a_silent_rank_is_killed_once_it_has_been_heard(monkeypatch: pytest.Monk
     pair = Pair()
     time.sleep(3 * MOST_MISSED * SOON)
     assert pair.link.is_alive
-    pair.follower.send(Alive())
+    pair.other.send(Alive())
     assert pair.process.killed.wait(LONG)
     assert not pair.link.is_alive
     assert pair.link.end(0) == f"has given no sign of life for {MOST_MISSED * SOON:g} seconds"
@@ -100,29 +99,29 @@ def test_a_silent_rank_is_killed_once_it_has_been_heard(monkeypatch: pytest.Monk
 
 def test_an_idle_engine_lives_until_a_rank_is_silent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks are threads, so that one is silenced rather than stopped."""
-    for module in ("rank_link", "follower"):
-        monkeypatch.setattr(f"specdec.building.{module}.BEAT", 0.1)
+    for module in ("rank_link", "ranks"):
+        monkeypatch.setattr(f"specdec.parallel.{module}.BEAT", 0.1)
     beats: list[Alive] = []
     is_silent = threading.Event()
 
-    def say(self: Any, answer: Any) -> None:
+    def say(self: Any, message: Any) -> None:
         if not is_silent.is_set():
-            self._connection.send(answer)
-        if isinstance(answer, Alive):
-            beats.append(answer)
+            self._connection.send(message)
+        if isinstance(message, Alive):
+            beats.append(message)
 
-    monkeypatch.setattr("specdec.building.follower.Follower._answer", say)
+    monkeypatch.setattr("specdec.parallel.ranks.OtherRank._send", say)
     with engine(world, "none", pipeline_parallel_size=2) as llm:
         wait_for(lambda: len(beats) > MOST_MISSED)
-        llm.engine.executor.check_health()
+        llm.engine.ranks.check()
         is_silent.set()
         silent_from = len(beats)
         errors: list[str] = []
 
         def is_dead() -> bool:
             try:
-                llm.engine.executor.check_health()
-            except ExecutorDeadError as error:
+                llm.engine.ranks.check()
+            except RankDeadError as error:
                 errors.append(str(error))
             return bool(errors)
 

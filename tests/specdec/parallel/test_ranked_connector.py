@@ -10,8 +10,8 @@ from torch import Tensor
 
 from specdec import DraftShape, SamplingParams
 from specdec.building.engine_builder import EngineBuilder
-from specdec.execution.executor import ExecutorDeadError
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
+from specdec.parallel.ranks import RankDeadError
 from tests.specdec.kv_transfer.engines import (
     DRAWN,
     GREEDY,
@@ -254,5 +254,5 @@ def test_a_rank_that_fails_to_save_ends_the_engine(world: World, monkeypatch: py
         monkeypatch.setattr(ranks.connectors[1], "wait_for_save", lambda _: 1 // 0)
         # What holds the rank's worker holds its connections.
         ranks.workers.clear()
-        with pytest.raises(ExecutorDeadError, match="rank 1 of 2 failed: ZeroDivisionError"):
+        with pytest.raises(RankDeadError, match="rank 1 of 2 failed: ZeroDivisionError"):
             ranks.llm.generate([PROMPT], GREEDY, use_tqdm=False)

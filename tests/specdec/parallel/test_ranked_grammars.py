@@ -9,7 +9,7 @@ import pytest
 
 from specdec import LLM, SamplingParams, StructuredOutputsParams
 from specdec.building.engine_builder import EngineBuilder
-from specdec.execution.grammar_codec import GrammarReader, GrammarWriter
+from specdec.engine.grammar_writer import GrammarWriter
 from specdec.models.grammar_compiler import GrammarCompiler
 from specdec.models.sharded_llama import ShardedLlama
 from specdec.models.tokenizer import Tokenizer
@@ -149,18 +149,25 @@ def test_a_grammar_that_cannot_be_followed_hurts_no_other_request(bytes_model: B
 
 def test_a_grammar_is_sent_once_while_it_is_kept(bytes_model: Bytes) -> None:
     """Those used last are kept, up to a size. What is read has the masks of what was written."""
-    compiler = GrammarCompiler(Tokenizer(bytes_model.target), VOCAB, frozenset([EOS]), is_shared=True)
+    tokenizer = Tokenizer(bytes_model.target)
+    compiler = GrammarCompiler(tokenizer, VOCAB, frozenset([EOS]), is_shared=True)
+    # It keeps nothing for itself.
+    reader = GrammarCompiler(tokenizer, VOCAB, frozenset([EOS]), cache_bytes=0)
     params = [StructuredOutputsParams(choice=[letter * 3]) for letter in "abc"]
     grammars = [compiler.compile(one) for one in params]
     assert compiler.compile(params[0]) is grammars[0]
     size = max(len(grammar.text) for grammar in grammars)
-    writer, reader = GrammarWriter(2 * size), GrammarReader()
+    writer = GrammarWriter(2 * size)
     news = []
     for place in (0, 0, 1, 0, 2, 0, 1):
-        state = compiler.state(grammars[place], 2, frozenset())
-        sent = writer.write(state)
-        news.append(sent.new is not None)
+        told = writer.write(params[place], grammars[place])
+        news.append(told is not None)
+        if told is not None:
+            reader.adopt(told)
+        read = reader.known(params[place])
+        assert read is not None
         output = [3, 4, *compiler.encode("abc"[place])]
-        assert (reader.read(sent, 2).masks(output, [[]]) == state.masks(output, [[]])).all()
+        own, other = (compiler.state(grammar, 2, frozenset()) for grammar in (grammars[place], read))
+        assert (own.masks(output, [[]]) == other.masks(output, [[]])).all()
     assert news == [True, False, True, False, True, False, True]
-    assert len(reader._kept) == 2
+    assert sum(reader.known(one) is not None for one in params) == 2

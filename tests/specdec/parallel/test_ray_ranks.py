@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.execution.executor import ExecutorDeadError
+from specdec.parallel.ranks import RankDeadError
 from tests.specdec.world import World
 
 PARAMS = [SamplingParams(temperature=float(i), seed=i, max_tokens=12, ignore_eos=True) for i in range(2)]
@@ -85,8 +85,8 @@ def test_ray_itself(world: World) -> None:
     ray = pytest.importorskip("ray", reason="the package ray is not installed: pip install 'specdec[ray]'")
     with load(world) as one, load(world, distributed_executor_backend="ray", tensor_parallel_size=2) as llm:
         assert texts(llm) == texts(one)
-        (process,) = llm.engine.executor._followers._processes
+        (process,) = llm.engine.ranks._processes
         ray.kill(process._actor)
-        with pytest.raises(ExecutorDeadError, match="rank 1 of 2 has ended"):
+        with pytest.raises(RankDeadError, match="rank 1 of 2 has ended"):
             texts(llm)
     ray.shutdown()

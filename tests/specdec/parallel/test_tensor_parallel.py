@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from specdec import LLM, SamplingParams
+from specdec.building.draft_loader import load_drafts
 from specdec.building.engine_builder import EngineBuilder
 from specdec.building.worker_builder import WorkerBuilder
 from specdec.draft_heads.heads.draft_head import DraftModel
-from specdec.execution.executor import ExecutorDeadError
 from specdec.execution.split_verifier import best_of
 from specdec.execution.worker import Worker
 from specdec.kernels.types.types import NO_TOKEN
 from specdec.models.sharded_llama import ShardedLlama
+from specdec.parallel.ranks import RankDeadError
 from tests.baichuan import NORMALISED, save_baichuan
 from tests.fakes import save_random_head, save_random_llama
 from tests.specdec.parallel.ranked_engine import PROMPTS, check_with_little_memory, engine, prompt_logits, texts
@@ -164,17 +165,17 @@ def test_the_lowest_of_equal_tokens_is_taken() -> None:
 def test_a_rank_that_fails_ends_the_engine(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its reason is the error's, and later calls say it again."""
     with engine(world, "eagle", 2) as llm:
-        begin = Worker.begin
+        launch = Worker.launch
 
-        def failing(self: Worker, order: Any) -> None:
+        def failing(self: Worker) -> None:
             if self is not llm.engine.worker:
                 raise MemoryError("no memory is left")
-            begin(self, order)
+            launch(self)
 
-        monkeypatch.setattr(Worker, "begin", failing)
+        monkeypatch.setattr(Worker, "launch", failing)
         reason = "rank 1 of 2 failed: MemoryError: no memory is left; the engine must be started anew"
         for _ in range(2):
-            with pytest.raises(ExecutorDeadError, match=reason):
+            with pytest.raises(RankDeadError, match=reason):
                 llm.generate([[5, 6]], use_tqdm=False)
 
 
@@ -195,9 +196,11 @@ def test_a_model_that_cannot_be_split_ends_all_ranks(world: World) -> None:
 
 
 def test_a_rank_that_fails_while_it_loads_says_why(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*_: Any) -> None:
+    def failing(*loaded: Any) -> DraftModel | None:
+        if threading.current_thread() is threading.main_thread():
+            return load_drafts(*loaded)
         raise MemoryError("no memory is left")
 
-    monkeypatch.setattr("specdec.building.follower.load_drafts", failing)
-    with pytest.raises(ExecutorDeadError, match="rank 1 of 2 failed: MemoryError: no memory is left; the engine"):
+    monkeypatch.setattr("specdec.building.build.load_drafts", failing)
+    with pytest.raises(RankDeadError, match="rank 1 of 2 failed: MemoryError: no memory is left; the engine"):
         engine(world, "eagle", 2).__enter__()

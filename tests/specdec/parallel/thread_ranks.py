@@ -8,16 +8,17 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from specdec.building.follower import Follower
+from specdec.building.rank_process import serve
 from specdec.parallel.rank_group import file_store
+from specdec.parallel.ranks import OtherRank
 
 
 class ThreadRank:
-    """A follower in a thread; see `specdec.building.started_ranks.Process`. It ends when its connection is closed."""
+    """A rank in a thread; see `specdec.parallel.started_ranks.Process`. It ends when its connection is closed."""
 
-    def __init__(self, descriptor: int, store: str) -> None:
-        follower = Follower(Connection(os.dup(descriptor)), file_store(store))
-        self._thread = threading.Thread(target=follower.run, daemon=True)
+    def __init__(self, descriptor: int, store: str, rank: int) -> None:
+        other = OtherRank(Connection(os.dup(descriptor)), file_store(store), rank)
+        self._thread = threading.Thread(target=serve, args=(other,), name=f"rank {rank}", daemon=True)
         self._thread.start()
 
     def poll(self) -> int | None:
@@ -33,7 +34,7 @@ class ThreadRank:
 
 @contextmanager
 def thread_ranks() -> Iterator[None]:
-    """Start followers as threads meanwhile."""
+    """Start ranks as threads meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specdec.building.started_ranks.launched", ThreadRank)
+        patch.setattr("specdec.parallel.started_ranks.launched", ThreadRank)
         yield

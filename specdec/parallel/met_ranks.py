@@ -13,9 +13,9 @@ from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-from specdec.building.follower import Follower
-from specdec.building.started_ranks import limit_sends
 from specdec.parallel.rank_group import Store
+from specdec.parallel.ranks import OtherRank
+from specdec.parallel.started_ranks import limit_sends
 
 _KEY = "specdec-engine"
 # Seconds in which all ranks must be there, and in which one must say who it is.
@@ -29,7 +29,7 @@ class MetRanks:
     Args:
         store: through which the ranks find each other.
         size: number of all ranks.
-        timeout: seconds for a follower to take a message.
+        timeout: seconds for a rank to take a message.
 
     Raises:
         ValueError: the ranks serve another engine, or have served one.
@@ -63,8 +63,8 @@ class MetRanks:
         """Do nothing: the store ends with the ranks."""
 
 
-def meet(store: Store, rank: int, address: str) -> Follower:
-    """Return the follower of a rank, once rank 0 is there.
+def meet(store: Store, rank: int, address: str) -> OtherRank:
+    """Return a rank beside the first, once that is there.
 
     Args:
         address: of the machine of rank 0.
@@ -77,7 +77,7 @@ def meet(store: Store, rank: int, address: str) -> Follower:
     answer_challenge(connection, bytes.fromhex(key))
     deliver_challenge(connection, bytes.fromhex(key))
     connection.send(rank)
-    return Follower(connection, store, host)
+    return OtherRank(connection, store, rank, host)
 
 
 def _greeted(accepted: socket.socket, key: bytes) -> Connection:

@@ -12,9 +12,12 @@ from typing import Protocol
 
 from specdec.parallel.rank_group import LOOPBACK, Store, file_store
 
+# Module of a rank's process. By name, as it builds the engine, which is above this room.
+RANK_PROCESS = "specdec.building.rank_process"
+
 
 class Process(Protocol):
-    """A follower's process; `subprocess.Popen` is one."""
+    """A rank's process; `subprocess.Popen` is one."""
 
     def poll(self) -> int | None: ...
 
@@ -47,7 +50,7 @@ class StartedRanks:
 
     Args:
         size: number of all ranks.
-        timeout: seconds for a follower to take a message.
+        timeout: seconds for a rank to take a message.
     """
 
     host = LOOPBACK
@@ -58,11 +61,11 @@ class StartedRanks:
         self.store = file_store(file)
         self.processes: list[Process] = []
         self.connections: list[Connection] = []
-        for _ in range(1, size):
+        for rank in range(1, size):
             own, other = socket.socketpair()
             limit_sends(own, timeout)
             with other:
-                self.processes.append(launched(other.fileno(), file))
+                self.processes.append(launched(other.fileno(), file, rank))
             self.connections.append(Connection(own.detach()))
 
     def close(self) -> None:
@@ -70,15 +73,15 @@ class StartedRanks:
         self._folder.cleanup()
 
 
-def launched(descriptor: int, store: str) -> Process:
-    """Start a follower that inherits a socket. Ctrl-C in a terminal reaches the first rank alone.
+def launched(descriptor: int, store: str, rank: int) -> Process:
+    """Start a rank that inherits a socket. Ctrl-C in a terminal reaches the first rank alone.
 
     Args:
         store: file through which the ranks find each other.
     """
     modules = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "specdec.building.follower", str(descriptor), store],
+        [sys.executable, "-P", "-m", RANK_PROCESS, str(descriptor), store, str(rank)],
         stdin=subprocess.DEVNULL,
         # Standard output is the program's own.
         stdout=2,
@@ -89,7 +92,7 @@ def launched(descriptor: int, store: str) -> Process:
 
 
 def limit_sends(connection: socket.socket, timeout: float) -> None:
-    """Make sends fail after `timeout` seconds, so that a follower that takes no messages, such as a stopped one, blocks
+    """Make sends fail after `timeout` seconds, so that a rank that takes no messages, such as a stopped one, blocks
     no step.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(timeout), 0))

@@ -1,24 +1,22 @@
 """Ranks that torchrun or another launcher has started, on one machine or several. Rank 0 runs the program."""
 
-import os
-import signal
 from datetime import timedelta
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from torch.distributed.rendezvous import rendezvous
 
-from specdec.building.follower import Follower
-from specdec.building.met_ranks import MEETING_TIMEOUT, MetRanks, meet
-from specdec.building.started_ranks import Process
 from specdec.core.launch import Launch
+from specdec.parallel.met_ranks import MEETING_TIMEOUT, MetRanks, meet
 from specdec.parallel.rank_group import Store
+from specdec.parallel.ranks import OtherRank
+from specdec.parallel.started_ranks import Process
 
 
 class LaunchedRanks(MetRanks):
     """Ranks that wait for this one; see `OtherRanks`.
 
     Args:
-        timeout: seconds for a follower to take a message.
+        timeout: seconds for a rank to take a message.
 
     Raises:
         ValueError: they serve another engine, or have served one.
@@ -41,17 +39,8 @@ class _Elsewhere:
     def kill(self) -> None: ...
 
 
-def follow(launch: Launch) -> NoReturn:
-    """Be a rank beside the first, to the end of this process."""
-    # Ctrl-C in a terminal is for the first rank, with which this one ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    met_follower(launch).run()
-    # As in `follower.main`.
-    os._exit(0)
-
-
-def met_follower(launch: Launch) -> Follower:
-    """Return the follower of this rank, once rank 0 is there."""
+def met_rank(launch: Launch) -> OtherRank:
+    """Return this rank, once rank 0 is there."""
     return meet(_store(launch), launch.rank, launch.address)
 
 

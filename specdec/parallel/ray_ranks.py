@@ -2,12 +2,13 @@
 
 from contextlib import suppress
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from specdec.building.met_ranks import MEETING_TIMEOUT, MetRanks, meet
-from specdec.building.started_ranks import Process
+from specdec.parallel.met_ranks import MEETING_TIMEOUT, MetRanks, meet
+from specdec.parallel.started_ranks import RANK_PROCESS, Process
 
 
 class RayRanks(MetRanks):
@@ -19,7 +20,7 @@ class RayRanks(MetRanks):
     Args:
         size: number of all ranks; the first is this process.
         device_type: "cuda" for a GPU each, otherwise a CPU.
-        timeout: seconds for a follower to take a message.
+        timeout: seconds for a rank to take a message.
 
     Raises:
         ValueError: the package ray is not installed.
@@ -64,7 +65,7 @@ class _Rank:
             host: address of the first rank, which has the store at `port`.
         """
         store = TCPStore(host, port, None, is_master=False, timeout=timedelta(seconds=MEETING_TIMEOUT))
-        meet(store, rank, host).run()
+        import_module(RANK_PROCESS).serve(meet(store, rank, host))
 
 
 class _Actor:

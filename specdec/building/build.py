@@ -1,0 +1,67 @@
+"""From settings to the engine of a rank."""
+
+import logging
+import time
+
+import torch
+
+from specdec.building.draft_loader import load_drafts
+from specdec.building.engine_builder import EngineBuilder
+from specdec.building.rank_loader import kernels_of, load_target, rank_config
+from specdec.config import NGRAM, EngineConfig
+from specdec.core.device import on_device
+from specdec.engine.engine import LLMEngine
+from specdec.engine.request_maker import RequestMaker
+from specdec.models.hub import shown_path
+from specdec.parallel.ranks import Ranks
+
+logger = logging.getLogger(__name__)
+
+
+def build_engine(config: EngineConfig, ranks: Ranks, requests: RequestMaker) -> LLMEngine:
+    """Load this rank's part of the model, and build its engine. All ranks do so at the same time.
+
+    Args:
+        config: the settings of all ranks.
+        requests: makes the requests of commands.
+
+    Raises:
+        CheckpointError: a checkpoint that cannot be loaded.
+        ValueError: settings that do not fit the model or the machine.
+    """
+    began, config = time.perf_counter(), rank_config(config, ranks.rank)
+    device = torch.device(config.device)
+    with on_device(device):
+        kernels = kernels_of(config)
+        _check_kernels(ranks, kernels.name)
+        if config.quantization == "q8":
+            logger.warning("quantization q8: 8-bit weights: the model's outputs change")
+        name, how = shown_path(config.model), f"{config.dtype} on {config.device}, {kernels.name} kernels"
+        logger.info("loading target %s: %s", name, how)
+        model = load_target(config, kernels, ranks.groups(device))
+        size = f"{model.num_parameters:,} parameters"
+        if ranks.layout.size > 1:
+            size += f" on rank {ranks.rank} of {ranks.layout.size}"
+        logger.info("target %s: %s, %s, loaded in %.1f s", name, size, how, time.perf_counter() - began)
+        # Some may take longer than an operation between ranks may last.
+        ranks.share(None)
+        drafts = load_drafts(config, model, kernels) if ranks.layout.in_last_stage(ranks.rank) else None
+        ranks.share(None)
+        logger.info("drafts: %s", _drafts_in_words(config))
+        requests.seeds.setstate(ranks.decide(requests.seeds.getstate))
+        return EngineBuilder(config, model, drafts, kernels, ranks, requests).build()
+
+
+def _check_kernels(ranks: Ranks, name: str) -> None:
+    """Refuse ranks with other kernels, whose results may differ in the last bit."""
+    names = ranks.share(name)
+    if len(set(names)) > 1:
+        raise ValueError(f"kernels is 'auto', and ranks have the kernels {', '.join(names)}; set kernels to one")
+
+
+def _drafts_in_words(config: EngineConfig) -> str:
+    """Return what drafts, and the largest trees, for people."""
+    shape = config.shape
+    names = [*([shown_path(config.draft)] if config.draft else []), *([NGRAM] if config.ngrams else [])]
+    size = f"trees of at most {shape.nodes} nodes, depth {shape.depth}, branching {shape.branching}"
+    return f"{' and '.join(names)}, {size}" if names else "none"

@@ -1,0 +1,81 @@
+"""A rank beside the first: it builds its part of the engine, and does what the first rank tells.
+
+    python -m specdec.building.rank_process DESCRIPTOR STORE RANK
+
+DESCRIPTOR is the number of an inherited socket to the first rank, STORE the file through which the ranks find each
+other, and RANK the number of this one. The process ends when the socket is closed, however that happens.
+"""
+
+import logging
+import os
+import signal
+import sys
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import NoReturn
+
+from specdec.building.build import build_engine
+from specdec.building.rank_loader import layout_of
+from specdec.core.commands import Close, RunStep
+from specdec.core.launch import Launch
+from specdec.core.request import RequestGroup
+from specdec.engine.engine import LLMEngine
+from specdec.engine.request_maker import RequestMaker
+from specdec.models.llama import read_llama_config
+from specdec.parallel.launched_ranks import met_rank
+from specdec.parallel.rank_group import file_store
+from specdec.parallel.ranks import REFUSALS, OtherRank
+
+# Requests that have ended, from which on they are looked for and forgotten.
+_MOST_ENDED = 64
+
+
+def serve(rank: OtherRank) -> None:
+    """Be a rank until the first one ends."""
+    with rank.reporting():
+        config, timeout = rank.receive()
+        rank.join(layout_of(config), timeout)
+        requests = RequestMaker.read(config, read_llama_config(config.model))
+        engine = build_engine(config, rank, requests)
+        rank.begin_beats()
+        _follow(rank, engine)
+
+
+def _follow(rank: OtherRank, engine: LLMEngine) -> None:
+    # Nothing else holds them.
+    groups: list[RequestGroup] = []
+    num_kept = 0
+    while True:
+        record = rank.receive()
+        if isinstance(record, RunStep):
+            engine.act(record)
+            continue
+        # A command that cannot be carried out is refused by all ranks, and the first one says why.
+        with suppress(*REFUSALS):
+            done = engine.act(record)
+            if isinstance(done, RequestGroup):
+                groups.append(done)
+        if len(groups) > num_kept + _MOST_ENDED:
+            groups = [group for group in groups if not group.finished]
+            num_kept = len(groups)
+        if isinstance(record, Close):
+            return
+
+
+def follow(launch: Launch) -> NoReturn:
+    """Be a rank that a launcher has started, to the end of this process."""
+    # Ctrl-C in a terminal is for the first rank, with which this one ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _be(met_rank(launch))
+
+
+def _be(rank: OtherRank) -> NoReturn:
+    # What all ranks say is said by the first one.
+    logging.getLogger("specdec").setLevel(logging.CRITICAL)
+    serve(rank)
+    # Nothing is worth taking down in order, and a group whose ranks are gone may wait for them.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _be(OtherRank(Connection(int(sys.argv[1])), file_store(sys.argv[2]), int(sys.argv[3])))

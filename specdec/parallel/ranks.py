@@ -1,0 +1,224 @@
+"""What the ranks of an engine say to each other beside the model's operations: commands, choices, and agreement.
+
+All ranks run the same program on the same commands: they plan the same steps and come to the same outcomes. What could
+differ, such as a measured time, is decided by the first one.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+import torch
+
+from specdec.core.errors import QueueFullError
+from specdec.parallel.rank_group import LOOPBACK, Store
+from specdec.parallel.rank_layout import RankGroups, RankLayout, join_groups
+
+T = TypeVar("T")
+# Errors of a command that cannot be carried out, which changes nothing.
+REFUSALS = (ValueError, OSError, QueueFullError)
+# Seconds between signs of life.
+BEAT = 1.0
+
+
+class Alive(NamedTuple):
+    """Sign of life of a rank beside the first, once it has loaded the target: one every `BEAT` seconds."""
+
+
+class Shared(NamedTuple):
+    """A rank's value for `Ranks.share`."""
+
+    value: Any
+
+
+class Raised(NamedTuple):
+    """What the first rank raises in `Ranks.decide`."""
+
+    error: Exception
+
+
+class Failure(NamedTuple):
+    """Last message of a rank that fails."""
+
+    reason: str
+
+
+class RankDeadError(RuntimeError):
+    """A rank is gone, and the engine with it. The message is one line."""
+
+
+class Ranks(Protocol):
+    """A rank's view of all of them. Every rank calls `decide` and `share` at the same places.
+
+    Attributes:
+        rank: number of this one. The first one has the program that uses the engine.
+        layout: which part of the model each rank holds.
+    """
+
+    rank: int
+    layout: RankLayout
+
+    def groups(self, device: torch.device) -> RankGroups | None:
+        """Return the groups of the model's operations, None for a single rank.
+
+        Raises:
+            RankDeadError: a rank is gone; every other method raises it as well.
+        """
+        ...
+
+    def tell(self, record: object) -> None:
+        """Have all other ranks do what this one, the first, does next."""
+        ...
+
+    def tell_stages(self, make: Callable[[], object]) -> None:
+        """Tell the ranks of earlier pipeline stages what `make` returns, which this one, the first, has found."""
+        ...
+
+    def receive(self) -> Any:
+        """Return what the first rank tells next."""
+        ...
+
+    def decide(self, make: Callable[[], T]) -> T:
+        """Return what `make` returns on the first rank, or raise what it refuses. It is not called on others.
+
+        Raises:
+            ValueError, OSError, QueueFullError: what `make` raises of `REFUSALS`.
+        """
+        ...
+
+    def share(self, value: T) -> list[T]:
+        """Return the value of each rank, in the order of their numbers."""
+        ...
+
+    def together(self, *refusals: type[Exception]) -> AbstractContextManager[None]:
+        """Return a context for what all ranks do. What interrupts it leaves the others waiting, so it ends them.
+
+        Args:
+            refusals: errors that all ranks meet alike, and go on.
+        """
+        ...
+
+    def check(self) -> None:
+        """Check that all ranks are there."""
+        ...
+
+    def close(self) -> None:
+        """End the other ranks, once they have done what they were told. Nothing may be called afterwards."""
+        ...
+
+
+def first_refusal(ranks: Ranks, refusal: str | None) -> str | None:
+    """Return the first refusal of any rank, None if no rank refuses."""
+    return next((found for found in ranks.share(refusal) if found is not None), None)
+
+
+class OneRank:
+    """A single rank, which holds the whole model; see `Ranks`."""
+
+    rank, layout = 0, RankLayout(1, 1)
+
+    def groups(self, device: torch.device) -> None:  # noqa: ARG002
+        return None
+
+    def tell(self, record: object) -> None: ...
+
+    def tell_stages(self, make: Callable[[], object]) -> None: ...
+
+    def receive(self) -> Any:
+        raise AssertionError("a single rank is told nothing")
+
+    def decide(self, make: Callable[[], T]) -> T:
+        return make()
+
+    def share(self, value: T) -> list[T]:
+        return [value]
+
+    def together(self, *refusals: type[Exception]) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()
+
+    def check(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class OtherRank:
+    """A rank beside the first; see `Ranks`. Its process ends with the connection, however that ends.
+
+    Args:
+        connection: to the first rank.
+        store: through which the ranks find each other.
+        host: address of this machine that the other ranks reach.
+    """
+
+    def __init__(self, connection: Connection, store: Store, rank: int, host: str = LOOPBACK) -> None:
+        self._connection, self._store, self.rank, self._host = connection, store, rank, host
+        self._is_sending, self._has_ended = threading.Lock(), threading.Event()
+        self.layout: RankLayout
+        self._timeout: float
+
+    def join(self, layout: RankLayout, timeout: float) -> None:
+        """Take the sizes of all ranks, which the first one tells.
+
+        Args:
+            timeout: seconds of an operation between ranks.
+        """
+        self.layout, self._timeout = layout, timeout
+
+    def begin_beats(self) -> None:
+        """Give signs of life from now on."""
+        threading.Thread(target=self._beat, name="signs of life", daemon=True).start()
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Send a failure to the first rank, whose end ends this silently."""
+        try:
+            yield
+        except (EOFError, ConnectionError):
+            return
+        except Exception as error:
+            line = next(iter(str(error).splitlines()), "")
+            # The first rank may be gone.
+            with suppress(OSError):
+                self._send(Failure(f"{type(error).__name__}: {line}"))
+        finally:
+            self._has_ended.set()
+
+    def _beat(self) -> None:
+        with suppress(OSError):
+            while not self._has_ended.wait(BEAT):
+                self._send(Alive())
+
+    def _send(self, message: Alive | Shared | Failure) -> None:
+        with self._is_sending:
+            self._connection.send(message)
+
+    def groups(self, device: torch.device) -> RankGroups:
+        self.share(None)
+        return join_groups(self.rank, self.layout, self._store, device, self._timeout, self._host)
+
+    def tell(self, record: object) -> None: ...
+
+    def tell_stages(self, make: Callable[[], object]) -> None: ...
+
+    def receive(self) -> Any:
+        return self._connection.recv()
+
+    def decide(self, make: Callable[[], T]) -> T:  # noqa: ARG002
+        decided = self._connection.recv()
+        if isinstance(decided, Raised):
+            raise decided.error
+        return cast(T, decided)
+
+    def share(self, value: T) -> list[T]:
+        self._send(Shared(value))
+        values: list[T] = self._connection.recv()
+        return values
+
+    def together(self, *refusals: type[Exception]) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()
+
+    def check(self) -> None: ...
+
+    def close(self) -> None: ...
