@@ -3,6 +3,7 @@
 import logging
 import sys
 import time
+from functools import partial
 
 from specdec.building.host_memory import check_cache
 from specdec.building.memory_profile import Rehearsal, cache_bytes
@@ -167,6 +168,6 @@ class EngineBuilder:
             draws=self.workers.proposal == Proposal.DRAWN,
             reads_prompts=config.is_prefill,
             connector=connector,
-            share=self._ranks.share,
+            share=partial(self._ranks.share, in_step=True),
             max_choice_nodes=min(self.kernels.max_nodes or MOST_NODES, self._window or MOST_NODES),
         )

@@ -86,14 +86,14 @@ class FirstRank:
         self.tell(decided)
         return decided
 
-    def share(self, value: T) -> list[T]:
+    def share(self, value: T, *, in_step: bool = False) -> list[T]:
         """See `Ranks.share`."""
         self.check()
-        values = [value]
+        values, timeout = [value], self.timeout if in_step else START_TIMEOUT
         for link in self._links.values():
-            answer = link.answer(START_TIMEOUT)
+            answer = link.answer(timeout)
             if answer is None:
-                raise self.failed(TimeoutError(f"no answer in {START_TIMEOUT:g} seconds"))
+                raise self.failed(TimeoutError(f"no answer in {timeout:g} seconds"))
             values.append(answer.value)
         self.tell(values)
         return values

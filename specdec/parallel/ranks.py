@@ -88,8 +88,12 @@ class Ranks(Protocol):
         """
         ...
 
-    def share(self, value: T) -> list[T]:
-        """Return the value of each rank, in the order of their numbers."""
+    def share(self, value: T, *, in_step: bool = False) -> list[T]:
+        """Return the value of each rank, in the order of their numbers.
+
+        Args:
+            in_step: whether ranks come to it at about the same time, so that one that is late hangs; others load.
+        """
         ...
 
     def together(self, *refusals: type[Exception]) -> AbstractContextManager[None]:
@@ -132,7 +136,7 @@ class OneRank:
     def decide(self, make: Callable[[], T]) -> T:
         return make()
 
-    def share(self, value: T) -> list[T]:
+    def share(self, value: T, *, in_step: bool = False) -> list[T]:  # noqa: ARG002
         return [value]
 
     def together(self, *refusals: type[Exception]) -> AbstractContextManager[None]:  # noqa: ARG002
@@ -211,7 +215,7 @@ class OtherRank:
             raise decided.error
         return cast(T, decided)
 
-    def share(self, value: T) -> list[T]:
+    def share(self, value: T, *, in_step: bool = False) -> list[T]:  # noqa: ARG002
         self._send(Shared(value))
         values: list[T] = self._connection.recv()
         return values

@@ -67,10 +67,21 @@ def test_a_rank_that_answers_nothing_stalls_reads() -> None:
     assert (reads.has_stores, reads.may_hold(b"a"), reads.may_hold(b"b")) == (True, True, False)
     reads.look_up(0, HASHES)
     assert not reads.is_stalled(0)
+    reads.clock = 3.0
     reads.take()
+    assert not reads.is_stalled(0)
+    reads.clock = 4.0
     assert reads.is_stalled(0)
     assert not reads.is_stalled(20)
     assert reads.agree(0, [Found(0, 2)]) == []
     assert reads.is_stalled(0)
     assert reads.agree(1, [Found(0, 1)]) == [Found(0, 1)]
     assert not reads.is_stalled(0)
+
+
+def test_stores_of_one_rank_that_do_not_answer_are_asked_by_none() -> None:
+    reads = RankReads(Stores(), 2, 2)
+    reads.are_up[1] = False
+    assert not reads.may_hold(b"a")
+    reads.are_up[1] = True
+    assert reads.may_hold(b"a")

@@ -139,10 +139,10 @@ def test_a_store_that_answers_again_is_used_again() -> None:
     pool.fault = fail
     assert world.look_up() == 0
     while pool.asked.count(NO_KEY) < 3:
-        assert not world.transfers.may_hold(HASHES[0])
+        assert not world.transfers.are_up
         time.sleep(0.01)
     pool.fault = lambda: None
-    while not world.transfers.may_hold(HASHES[0]):
+    while not world.transfers.are_up:
         time.sleep(0.01)
     assert world.look_up() == 3
 

@@ -58,7 +58,7 @@ def disk(folder: Path) -> dict[str, Any]:
     return {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": own}
 
 
-@settings(max_examples=num_cases(30))
+@settings(max_examples=num_cases(15))
 @given(
     events=events,
     drafter=st.sampled_from(["none", "eagle", "eagle3", "dspark", "llama"]),
