@@ -55,9 +55,9 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what one runs while working: all tests but those of modules that are marked slow."""
+    """Mark what one runs while working: all tests but those of modules that are marked slow, and those of the night."""
     for item in items:
-        if item.get_closest_marker("slow") is None:
+        if item.get_closest_marker("slow") is None and item.get_closest_marker("nightly") is None:
             item.add_marker("fast")
 
 
