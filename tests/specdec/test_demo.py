@@ -64,7 +64,7 @@ def test_head_none_and_random_drafts_agree(
     chosen = sorted(prompts, key=len)[:: len(prompts) // 8][:8]
     assert len({len(prompt) for prompt in chosen}) > 4
     params = [
-        SamplingParams(temperature=temperature, seed=11 + i, max_tokens=32, ignore_eos=True) for i in range(len(chosen))
+        SamplingParams(temperature=temperature, seed=11 + i, max_tokens=16, ignore_eos=True) for i in range(len(chosen))
     ]
     random = LLM(draft="eagle", dtype="float64", shape=DraftShape(4, 4, 24), adaptive_drafts=False)
     random.engine.worker.drafter = RandomDrafter(random.model.config.vocab_size, seed=1)
