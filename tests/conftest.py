@@ -2,11 +2,12 @@
 interpreter, and what every engine in tests begins with: caches of NaN, and costs of steps that are measured once.
 """
 
+import gc
 import os
 import random
 import secrets
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 # torch reads the number of its threads when it is imported, transformers whether it may use the network. One thread
@@ -22,6 +23,7 @@ from hypothesis.vendor.pretty import RepresentationPrinter
 from torch import Tensor
 
 import tests.profiles  # noqa: F401
+from specdec.core.garbage import no_collections
 from tests.brief_measurements import measure_briefly
 from tests.triton_interpreter import SEED, grid_seed, prepare_interpreter
 
@@ -39,10 +41,24 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return 0 if named and all(name.endswith(".py") for name in named) else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Spare the collector the million objects of imported modules and collected tests, which all stay."""
+    with no_collections():
+        found = yield
+    gc.freeze()
+    return found
+
+
+def pytest_unconfigure() -> None:
+    """Let the collector see them again, since the interpreter reports at its end what was never freed."""
+    gc.unfreeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what one runs while working: all tests but those of modules that are marked slow."""
+    """Mark what one runs while working: all tests but those of modules that are marked slow, and those of the night."""
     for item in items:
-        if item.get_closest_marker("slow") is None:
+        if item.get_closest_marker("slow") is None and item.get_closest_marker("nightly") is None:
             item.add_marker("fast")
 
 

@@ -1,4 +1,4 @@
-"""Hypothesis' profiles, and how many cases a test draws under each: nightly ten times as many.
+"""Hypothesis' profiles, how many cases a test draws under each (nightly ten times as many), and cases for the night.
 
 All draw anew, from a seed that the run prints. Cases that failed once may be kept in `tests/failures`.
 """
@@ -6,12 +6,12 @@ All draw anew, from a seed that the run prints. Cases that failed once may be ke
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase, MultiplexedDatabase, ReadOnlyDatabase
 
-T = TypeVar("T")
 # Cases of a test that says nothing else.
 USUAL = 25
 PROFILES = {"dev": USUAL, "nightly": 10 * USUAL}
@@ -40,6 +40,7 @@ def num_cases(count: int) -> int:
     return count * PROFILES[_name] // USUAL
 
 
-def by_day(cases: Sequence[T], few: int) -> Sequence[T]:
-    """Return all cases by night and the first `few` by day; list those first that cover the most."""
-    return cases if IS_NIGHTLY else cases[:few]
+def by_day(cases: Sequence[Any], few: int) -> list[Any]:
+    """Return cases for `parametrize`, all but the first `few` marked `nightly`; list first what covers the most."""
+    values = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*own, marks=pytest.mark.nightly if place >= few else ()) for place, own in enumerate(values)]

@@ -36,6 +36,8 @@ READERS = {
     "tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__", "__contains__",
     "equal", "allclose", "nonzero", "unique", "masked_select", "argwhere", "bincount", "is_nonzero",
 }  # fmt: skip
+# Operations that allocate and write nothing.
+EMPTY = {"empty", "empty_like", "empty_strided", "new_empty"}
 
 
 class SimulatedTensor(torch.Tensor):
@@ -139,6 +141,9 @@ class SimulatedGPU(TorchFunctionMode):
             if capture is not None:
                 assert capture.stream.device.index == device.index, f"{name} on a device that is not captured"
                 capture.record(Launch(func, plain, settings, _new(found, on_gpu)))
+                if name in EMPTY:
+                    # Torch's own operations do run, on indices that no kernel has written.
+                    found.zero_()
             return tree_map(lambda leaf: mine[id(leaf)] if id(leaf) in mine else self._raised(leaf, device), found)
 
     @property
@@ -171,7 +176,9 @@ class SimulatedGPU(TorchFunctionMode):
         assert places <= {self.entered.index}, "a kernel goes to the current device, which is another"
         plain, named = tree_map(_lowered, args), tree_map(_lowered, settings)
         if self._capture is not None and self._capture.is_mine:
+            # A capture computes nothing, and what kernels would have written stays zero (below).
             self._capture.record(Launch(work, plain, named, {}))
+            return None
 
         def run() -> Any:
             with torch._C.DisableTorchFunction():

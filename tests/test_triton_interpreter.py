@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from specdec.execution.cuda_graphs import CudaGraphs
+from tests.simulated_gpu import GPU, simulated_gpu
 from tests.triton_interpreter import SEED
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels do not run in the interpreter")
@@ -29,6 +31,12 @@ def _cast(p_product, count):
     tl.store(p_product, count.to(tl.int64))
 
 
+@triton.jit
+def _count(p_counts):
+    i = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(2) + tl.program_id(2)
+    tl.store(p_counts + i, tl.load(p_counts + i) + 1)
+
+
 def test_a_race_between_programs_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by another result with another seed; the same seed gives the same."""
     found = []
@@ -42,14 +50,19 @@ def test_a_race_between_programs_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_program_runs_once() -> None:
-    @triton.jit
-    def count(p_counts):
-        i = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(2) + tl.program_id(2)
-        tl.store(p_counts + i, tl.load(p_counts + i) + 1)
-
     counts = torch.zeros(30, dtype=torch.int32)
-    count[(2, 5, 3)](counts)
+    _count[(2, 5, 3)](counts)
     assert counts.tolist() == [1] * 30
+
+
+def test_a_captured_kernel_runs_at_its_replay_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    with simulated_gpu(monkeypatch):
+        counts = torch.zeros(30, dtype=torch.int32, device=GPU)
+        replay = CudaGraphs(GPU).capture(lambda: _count[(2, 5, 3)](counts))
+        # The run before the capture.
+        assert counts.tolist() == [1] * 30
+        replay()
+        assert counts.tolist() == [2] * 30
 
 
 def test_integers_of_one_are_constants() -> None:

@@ -3,6 +3,7 @@
 import ast
 import os
 from collections import Counter
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -12,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = ("kernels", "verify", "draft_heads", "specdec", "train_eagle")
 
 
+@cache
 def sources() -> dict[str, Path]:
     """Return the file of every product module by the name it is imported by, with the linked folders resolved."""
     found = {}
@@ -41,9 +43,10 @@ def room_of(module: str) -> str | None:
     return "/".join(parts[1:3]) if len(parts) > 3 else parts[1]
 
 
-def imports(files: dict[str, Path]) -> Counter[tuple[str, str]]:
+@cache
+def imports() -> Counter[tuple[str, str]]:
     """Return how many import statements lead from one room to another."""
-    arrows: Counter[tuple[str, str]] = Counter()
+    files, arrows = sources(), Counter[tuple[str, str]]()
     for module, path in files.items():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             targets: set[str] = set()
@@ -81,7 +84,7 @@ def rooms_in_order(files: dict[str, Path], arrows: Counter[tuple[str, str]]) -> 
 def drawing() -> str:
     """Return the rooms and their imports as a mermaid drawing: one box a room, one arrow a pair, importer on top."""
     files = sources()
-    arrows = imports(files)
+    arrows = imports()
     rooms = rooms_in_order(files, arrows)
     lines = ["```mermaid", "flowchart TD"]
     for layer in reversed(LAYERS):
@@ -126,7 +129,7 @@ def _identifier(room: str) -> str:
 def matrix() -> str:
     """Return which room imports which, every arrow, as a table."""
     files = sources()
-    arrows = imports(files)
+    arrows = imports()
     order = rooms_in_order(files, arrows)
     rows = []
     for room in order:

@@ -159,6 +159,8 @@ class Tables:
 def is_sure(logits: Tensor, part: NodeRows) -> bool:
     """Return whether slightly narrower and slightly wider filters keep the same tokens."""
     sampling = part.context.sampling
+    if sampling.top_p >= 1 and sampling.min_p <= 0:
+        return True
     kept = []
     for slack in (-UNSURE, UNSURE):
         top_p = sampling.top_p * (1 + slack) if sampling.top_p < 1 else 1.0

@@ -129,7 +129,7 @@ def test_alone_and_in_a_batch_of_eight(world: World, temperature: float) -> None
     """The heads' drafts, random drafts and none give the same tokens, alone and together."""
     generator = torch.Generator().manual_seed(5)
     prompts = [torch.randint(0, 97, (3 + 7 * i,), generator=generator).tolist() for i in range(8)]
-    params = [SamplingParams(temperature=temperature, seed=i, max_tokens=48, ignore_eos=True) for i in range(8)]
+    params = [SamplingParams(temperature=temperature, seed=i, max_tokens=24, ignore_eos=True) for i in range(8)]
     results = []
     for drafter in ("none", "eagle", "eagle3", *BLOCKS, "llama", "random"):
         llm = LLM(

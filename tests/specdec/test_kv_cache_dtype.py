@@ -20,6 +20,7 @@ from specdec.models.llama import load_llama, read_llama_config
 from tests.coded_cache import CODES, numbers_of
 from tests.fakes import edit_json, save_random_llama
 from tests.kernel_sets import TORCH
+from tests.profiles import by_day
 from tests.quantized_checkpoints import quantize_folder
 from tests.specdec.kv_transfer.engines import GREEDY, PROMPT, SIZE, WHOLE, disk, run
 from tests.specdec.kv_transfer.engines import engine as connected
@@ -233,7 +234,7 @@ def test_a_draft_model_may_have_another_cache(world: World) -> None:
     assert found == [(torch.int8, draft, torch.float32) for draft in (torch.int8, torch.float8_e5m2, torch.float32)]
 
 
-@pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (4, 1), (1, 2)])
+@pytest.mark.parametrize(("ranks", "stages"), by_day([(2, 1), (1, 2), (4, 1)], 2))
 def test_ranks_with_a_checkpoints_scales(
     world: World, tmp_path: Path, ranks: int, stages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from specdec.core.request import RequestGroup
 from specdec.kernels.native.library import library_file
 from specdec.scheduling.integrity import check_scheduler
 from specdec.verify.sampling import Sampling
+from tests.profiles import by_day
 from tests.specdec import oracle
 from tests.specdec.kv_transfer.engines import disk
 from tests.specdec.world import VOCAB, WINDOW, World
@@ -64,8 +65,16 @@ def run(llm: LLM, *groups: RequestGroup) -> int:
     return most
 
 
-@pytest.mark.parametrize("drafter", ["none", "eagle", "eagle3", "dspark", "llama"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("temperature", "drafter"),
+    by_day(
+        [
+            *((0.0, "none"), (1.0, "eagle"), (0.0, "eagle3"), (1.0, "dspark"), (0.0, "llama")),
+            *((1.0, "none"), (0.0, "eagle"), (1.0, "eagle3"), (0.0, "dspark"), (1.0, "llama")),
+        ],
+        5,
+    ),
+)
 def test_a_request_of_twenty_windows_runs_in_three(world: World, drafter: str, temperature: float) -> None:
     # A block head's rows see their block besides.
     blocks = 3 * WINDOW // BLOCK + (2 if drafter == "dspark" else 1)

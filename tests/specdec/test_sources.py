@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from specdec import LLM, DraftShape, SamplingParams, Speculation
+from tests.profiles import by_day
 from tests.specdec.drawn_requests import edited
 from tests.specdec.world import BLOCKS, World
 
@@ -24,16 +25,19 @@ def load(world: World, draft: str | None, **settings: Any) -> LLM:
 
 @pytest.mark.parametrize(
     ("draft", "adaptive"),
-    [
-        (None, False),
-        ("ngram", False),
-        ("head", False),
-        ("head,ngram", False),
-        ("dspark,ngram", False),
-        (None, True),
-        ("head,ngram", True),
-        ("dspark,ngram", True),
-    ],
+    by_day(
+        [
+            ("head,ngram", False),
+            (None, True),
+            ("dspark,ngram", True),
+            ("ngram", False),
+            (None, False),
+            ("head", False),
+            ("dspark,ngram", False),
+            ("head,ngram", True),
+        ],
+        4,
+    ),
 )
 def test_a_prediction_saves_steps_with_any_draft(world: World, draft: str | None, adaptive: bool) -> None:
     llm = load(world, draft, adaptive_drafts=adaptive)

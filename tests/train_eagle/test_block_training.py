@@ -27,6 +27,7 @@ from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
 from specdec.train_eagle.training.training_state import saved_run
 from tests import stages
 from tests.fakes import save_random_llama
+from tests.profiles import by_day
 
 pytestmark = pytest.mark.slow
 
@@ -200,8 +201,7 @@ def test_a_fresh_head_begins_with_the_layers_of_its_target(target: Path, data: P
     torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["gated", "rnn"])
-@pytest.mark.parametrize("part", ["run", ""])
+@pytest.mark.parametrize(("kind", "part"), by_day([("gated", "run"), ("rnn", ""), ("rnn", "run"), ("gated", "")], 2))
 def test_a_vanilla_markov_head_goes_on_as_another_kind(
     kind: str, part: str, target: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -69,7 +69,7 @@ def test_a_trained_head_drafts_better_than_a_new_one(
 ) -> None:
     TrainingRun(config(target, data, tmp_path / "new", **settings, epochs=1, lr=1e-9)).train()
     TrainingRun(
-        config(target, data, tmp_path / "trained", **settings, epochs=12, evaluate_prompts=4, evaluate_every=6)
+        config(target, data, tmp_path / "trained", **settings, epochs=12, evaluate_prompts=2, evaluate_every=6)
     ).train()
     taus = []
     for name in ("new", "trained"):
@@ -252,21 +252,21 @@ def test_beside_tau_stands_the_tree_and_both_trees_are_shown(
     target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """60 nodes, by which heads are compared, and 8, with which a CPU serves: while it runs, at the end, and later."""
-    given = {"--evaluate-prompts": "12", "--held-out": "12", "--epochs": "2"}
+    given = {"--evaluate-prompts": "4", "--epochs": "2"}
     main(command(target, data, tmp_path / "head", *(word for pair in given.items() for word in pair)))
     printed = capsys.readouterr().out
     both = r"tau \d\.\d\d \(60 nodes, depth 6\), \d\.\d\d \(8 nodes, depth 6\)"
     assert re.search(rf"^step .* held out: .*, {both}$", printed, re.MULTILINE)
-    assert re.search(rf"^head      the best one, .*; {both} on 12 held-out prompts$", printed, re.MULTILINE)
+    assert re.search(rf"^head      the best one, .*; {both} on 4 held-out prompts$", printed, re.MULTILINE)
     assert not re.search(r"tau \d\.\d\d(?! \()", printed)
     recipe = json.loads((tmp_path / "head" / "config.json").read_text())["training"]
-    held_out = TrainingRun(config(target, data, tmp_path / "same", held_out=12)).plan.held_out
+    held_out = TrainingRun(config(target, data, tmp_path / "same")).plan.held_out
     prompts = [sample.token_ids[: sample.mask.index(True)] for sample in held_out]
     for shape in (EAGLE2_SHAPE, default_shape("cpu")):
         tau = measure_tau(target, tmp_path / "head", prompts, shape=shape).tau
         assert recipe["held_out_tau"][shape.in_words] == pytest.approx(tau, abs=1e-4)
     seen = Inspection.of(str(tmp_path / "head"), str(target)).facts["trained on"]
-    assert re.search(rf"; {both} on 12 held-out prompts$", seen)
+    assert re.search(rf"; {both} on 4 held-out prompts$", seen)
     with pytest.raises(SystemExit):
         program(["export", "--draft", str(tmp_path / "head"), "--out", str(tmp_path / "out")])
     assert re.search(rf"`held_out_tau` \| {both[4:]} \|", (tmp_path / "out" / "README.md").read_text())

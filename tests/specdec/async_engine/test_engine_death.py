@@ -13,6 +13,7 @@ import pytest
 
 from specdec import LLM, AsyncLLM, EngineDeadError, RequestOutput
 from tests.fakes import edit_json
+from tests.profiles import by_day
 from tests.specdec.async_engine.served import (
     ENDLESS,
     LIMIT,
@@ -159,7 +160,7 @@ def test_death_under_load_then_service_then_an_end_with_grace(
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "ctrl-c"])
+@pytest.mark.parametrize("number", by_day([signal.SIGKILL, signal.SIGINT], 1), ids=["killed", "ctrl-c"])
 def test_the_engine_ends_with_the_front_end(
     folder: Path, number: signal.Signals, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -17,6 +17,7 @@ from specdec import LLM, BeamSearchParams, DraftShape, SamplingParams
 from specdec.config import DEMO
 from specdec.scheduling.step_plan import RowResult, StepPlan
 from tests.fakes import save_random_head, save_random_llama
+from tests.profiles import by_day
 from tests.specdec.beams import BLOCK, Tiny, check, cramped, tokens_of, watched
 
 pytestmark = pytest.mark.slow
@@ -56,7 +57,7 @@ def end_with(llm: LLM, tokens: Iterable[int]) -> None:
 
 
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
-@pytest.mark.parametrize("beam_width", [1, 2, 4, 5])
+@pytest.mark.parametrize("beam_width", by_day([1, 4, 2, 5], 2))
 def test_sequences_and_scores_equal_transformers(tiny: Tiny, llm: LLM, beam_width: int, early_stopping: Any) -> None:
     for ends, length_penalty in itertools.product(ENDS, (0, 1, 2, -0.5)):
         end_with(llm, ends)

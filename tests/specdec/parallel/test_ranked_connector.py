@@ -12,6 +12,7 @@ from specdec import DraftShape, SamplingParams
 from specdec.building.engine_builder import EngineBuilder
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
 from specdec.parallel.ranks import RankDeadError
+from tests.profiles import by_day
 from tests.specdec.kv_transfer.engines import (
     DRAWN,
     GREEDY,
@@ -74,16 +75,19 @@ def check_shared(config: dict[str, Any], world: World, drafter: str, params: Sam
 
 @pytest.mark.parametrize(
     ("drafter", "params", "settings"),
-    [
-        ("none", GREEDY, {}),
-        ("eagle", DRAWN, {}),
-        ("eagle3", DRAWN, SPLIT),
-        ("dspark", DRAWN, {}),
-        ("dflash", GREEDY, SPLIT),
-        ("llama", DRAWN, SPLIT),
-        ("eagle3", DRAWN, STAGES),
-        ("eagle", GREEDY, BOTH),
-    ],
+    by_day(
+        [
+            ("eagle3", DRAWN, STAGES),
+            ("llama", DRAWN, SPLIT),
+            ("dspark", DRAWN, {}),
+            ("eagle", GREEDY, BOTH),
+            ("dflash", GREEDY, SPLIT),
+            ("eagle3", DRAWN, SPLIT),
+            ("eagle", DRAWN, {}),
+            ("none", GREEDY, {}),
+        ],
+        4,
+    ),
 )
 def test_a_second_engine_computes_no_prefix_again(
     world: World, tmp_path: Path, drafter: str, params: SamplingParams, settings: dict[str, Any]

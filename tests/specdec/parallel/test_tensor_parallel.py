@@ -19,6 +19,7 @@ from specdec.models.sharded_llama import ShardedLlama
 from specdec.parallel.ranks import RankDeadError
 from tests.baichuan import NORMALISED, save_baichuan
 from tests.fakes import save_random_head, save_random_llama
+from tests.profiles import by_day
 from tests.specdec.parallel.ranked_engine import PROMPTS, check_with_little_memory, engine, prompt_logits, texts
 from tests.specdec.parallel.thread_ranks import thread_ranks
 from tests.specdec.world import World
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("drafter", "ranks"),
-    [("none", 2), ("eagle", 2), ("eagle3", 2), ("dflash", 2), ("dspark", 2), ("llama", 2), ("eagle3", 4)],
+    by_day([("eagle3", 4), ("none", 2), ("dspark", 2), ("llama", 2), ("eagle", 2), ("eagle3", 2), ("dflash", 2)], 4),
 )
 def test_tokens_are_those_of_one_rank(
     world: World, expected: list[list[int]], drafter: str, ranks: int, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ import pytest
 
 from specdec.async_engine.async_llm import AsyncLLM
 from specdec.cli.app import main
+from tests.profiles import by_day
 from tests.specdec.server.running import PATIENCE, Served
 from tests.specdec.tiny_checkpoints import Tiny
 
@@ -51,7 +52,7 @@ def test_metrics_of_an_engine_that_hangs_are_the_last_known(engine: Served, monk
         assert float(after) > float(before)
 
 
-@pytest.mark.parametrize("log_format", ["text", "json"])
+@pytest.mark.parametrize("log_format", by_day(["json", "text"], 1))
 def test_a_server_whose_engine_failed_for_good_ends_with_an_error(
     folders: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], log_format: str
 ) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from specdec import LLM, SamplingParams, StructuredOutputsParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from tests.profiles import IS_NIGHTLY, num_cases
+from tests.profiles import by_day, num_cases
 from tests.simulated_gpu import simulated_gpu
 from tests.specdec.structured.checkpoints import EOS, VOCAB, Bytes, load
 from tests.verify.chi_square import chi_square_tail
@@ -144,7 +144,7 @@ def test_samples_have_a_state_each_and_preempted_requests_keep_theirs(bytes_mode
     assert len({one.text for output in expected for one in output.outputs}) == 9
 
 
-@pytest.mark.parametrize("verify", ["rejection", *(["coupled"] if IS_NIGHTLY else [])])
+@pytest.mark.parametrize("verify", by_day(["rejection", "coupled"], 1))
 def test_the_distribution_is_that_of_the_masked_target(bytes_model: Bytes, verify: str) -> None:
     """Of four texts that share beginnings. Forced ends come as chains, the rest from drawn trees."""
     texts = ["ab!!!!", "ac", "bb", "b"]
@@ -173,7 +173,7 @@ def _chance(folders: Bytes, way: tuple[int, ...], ways: list[tuple[int, ...]]) -
     return chance
 
 
-@pytest.mark.parametrize("verify", ["rejection", *(["coupled"] if IS_NIGHTLY else [])])
+@pytest.mark.parametrize("verify", by_day(["rejection", "coupled"], 1))
 def test_on_a_simulated_gpu_only_steps_with_a_grammar_wait_more_than_once(
     bytes_model: Bytes, monkeypatch: pytest.MonkeyPatch, verify: str
 ) -> None:
