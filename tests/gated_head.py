@@ -62,7 +62,7 @@ class GatedKind(HeadKind[HeadConfig, GatedHead]):
 
     def build(self, description: HeadDescription[HeadConfig], target: TargetParts, kernels: KernelSet) -> LoadedHead:
         named = dict(description.tensors.by_name)
-        fuse_layer(named, LAYER)
+        fuse_layer(named, LAYER, description.config.llama)
         named = {name.replace(LAYER, "layer."): tensor for name, tensor in named.items()}
         head = filled(partial(GatedHead, description.config), named, {}, target, kernels)
         return LoadedHead(DraftModel(head, MatrixReadout(target.output, target.config.vocab_size)), description)

@@ -256,7 +256,7 @@ def filled(
     allocate(head, target.embedding.dtype, target.embedding.device)
     named = {**tensors, **lent}
     for layer in range(head.llama.num_layers):
-        fuse_layer(named, f"layers.{layer}.")
+        fuse_layer(named, f"layers.{layer}.", head.llama)
     fill(head, named)
     for name, matrix in lent.items():
         part = head.get_submodule(name.removesuffix(".weight"))

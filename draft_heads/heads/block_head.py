@@ -20,7 +20,7 @@ from specdec.draft_heads.heads.edge_scorers import (
     SelectorScorer,
 )
 from specdec.draft_heads.llama.linear import Linear
-from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm
+from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm, fused_layers
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.reference.elementwise import rms_norm
@@ -217,14 +217,14 @@ class BlockHead(FeatureHead):
 
         Never called before the head is prepared for a kernel set with fused layers.
         """
-        config, scorer = self.config, self.markov_head
-        if config.domino or config.selector or config.convolution:
+        config, scorer, layers = self.config, self.markov_head, fused_layers(self.layers)
+        if layers is None or config.domino or config.selector or config.convolution:
             return None
         context: Product = self.__dict__["_project"]
         return BlockWeights(
             embedding=self.embed_tokens.weight,
             eps=self.llama.rms_norm_eps,
-            layers=[layer.fused for layer in self.decoder_layers],
+            layers=layers,
             causal=config.causal,
             rows=config.block_size,
             slots=config.num_slots,

@@ -82,7 +82,7 @@ class ConvolvedLayer(LlamaLayer):
         x = self.attention_conv.after(self.attend(x, rotary, attention), kernels)
         x, hidden = self.post_attention_layernorm.add(x, hidden)
         x, kernels = self.mlp_conv.before(x)
-        return self.mlp_conv.after(self.feed_forward(x), kernels).add_(hidden)
+        return self.mlp_conv.after(self.mlp(x), kernels).add_(hidden)
 
     def prepare(self, kernels: KernelSet) -> bool:  # noqa: ARG002
         """Have the parts alone run by a device's kernels."""

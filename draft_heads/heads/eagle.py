@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig
 from specdec.draft_heads.llama.linear import Linear
-from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer
+from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, fused_layers
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.types.fused import FeatureWeights, HeadWeights
 from specdec.kernels.types.product import Product
@@ -54,9 +54,7 @@ class EagleHead(FeatureHead):
 
     def drafting_weights(self) -> HeadWeights | None:
         product: Product = self.__dict__["fc"]
-        return HeadWeights(
-            self.embed_tokens.weight,
-            self.llama.rms_norm_eps,
-            [layer.fused for layer in self.layers if isinstance(layer, LlamaLayer)],
-            input=product,
-        )
+        layers = fused_layers(self.layers)
+        if layers is None:
+            return None
+        return HeadWeights(self.embed_tokens.weight, self.llama.rms_norm_eps, layers, input=product)

@@ -11,7 +11,7 @@ from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig, Target
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.linear import Linear
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.llama_layer import Attention, DecoderLayer, LlamaLayer, RMSNorm
+from specdec.draft_heads.llama.llama_layer import Attention, DecoderLayer, LlamaLayer, RMSNorm, fused_layers
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.reference.elementwise import rms_norm
@@ -123,12 +123,14 @@ class Eagle3Head(FeatureHead):
         return FeatureWeights(self.taps, product)
 
     def drafting_weights(self) -> HeadWeights | None:
-        first = self.layers[0]
+        first, layers = self.layers[0], fused_layers(self.layers)
+        if layers is None:
+            return None
         assert isinstance(first, Eagle3Layer)
         return HeadWeights(
             self.embed_tokens.weight,
             self.llama.rms_norm_eps,
-            [layer.fused for layer in self.layers if isinstance(layer, DecoderLayer)],
+            layers,
             embed_norm=first.input_layernorm.weight,
             state_norm=first.hidden_norm.weight,
             residual_is_normed=self.config.norm_before_residual,

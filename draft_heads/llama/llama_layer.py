@@ -1,6 +1,6 @@
 """The Llama decoder layer over packed rows: targets and heads, serving and training, are made of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, fuse
 from specdec.draft_heads.llama.linear import Linear, prepare_for_inference
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.mlp import mlp_kind
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.reference.elementwise import add_rms_norm, rms_norm, silu_and_mul
+from specdec.kernels.reference.elementwise import add_rms_norm, rms_norm
 from specdec.kernels.types.fused import FusedLayer, LayerWeights
 from specdec.kernels.types.ragged_rows import RaggedRows
 
@@ -95,16 +96,6 @@ class ServedRMSNorm:
         return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
 
 
-class SiluAndMul(nn.Module):
-    """`silu(gate) * up` for `[rows, 2 * intermediate]`."""
-
-    def forward(self, gate_up: Tensor) -> Tensor:
-        return silu_and_mul(gate_up)
-
-    def inference_form(self, kernels: KernelSet) -> Callable[[Tensor], Tensor]:
-        return kernels.silu_and_mul
-
-
 FusedMix = Callable[[Tensor | None, Tensor, Rotary, Attention], Tensor]
 
 
@@ -116,10 +107,12 @@ class DecoderLayer(nn.Module):
         window: of a layer that runs in one call; else `PagedAttention` has it, as it has ALiBi's slopes.
 
     Attributes:
+        reduce: sums the outputs of attention over ranks, where each has some of the heads; None where one has all.
         fused: the layer in one call, once it is prepared for a kernel set that has that.
     """
 
-    fused: FusedLayer
+    reduce: Callable[[Tensor], Tensor] | None = None
+    fused: FusedLayer | None = None
 
     def __init__(self, config: LlamaConfig, input_size: int, window: int = 0) -> None:
         super().__init__()
@@ -131,45 +124,42 @@ class DecoderLayer(nn.Module):
         self.k_norm = RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else None
         self.o_proj = Linear(config.num_heads * dim, hidden, bias=config.output_bias)
         self.post_attention_layernorm = RMSNorm(hidden, config.rms_norm_eps)
-        self.gate_up_proj = Linear(hidden, 2 * config.intermediate_size, bias=config.mlp_bias)
-        self.act = SiluAndMul()
-        self.down_proj = Linear(config.intermediate_size, hidden, bias=config.mlp_bias)
+        self.mlp = mlp_kind(config)(config)
 
     def mix(self, x: Tensor, residual: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
         """Run attention and MLP: `x` `[rows, input_size]`, `residual` and output `[rows, hidden_size]`."""
         x, residual = self.post_attention_layernorm.add(self.attend(x, rotary, attention), residual)
-        return self.feed_forward(x).add_(residual)
+        mixed: Tensor = self.mlp(x).add_(residual)
+        return mixed
 
     def attend(self, x: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
-        """Run attention: `[rows, input_size]` to `[rows, hidden_size]`."""
+        """Run attention: `[rows, input_size]` to `[rows, hidden_size]`, summed over ranks."""
         heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
         qkv = self.qkv_proj(x).view(x.shape[0], heads + 2 * kv_heads, self.config.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             for norm, part in ((self.q_norm, qkv[:, :heads]), (self.k_norm, qkv[:, heads : heads + kv_heads])):
                 part.copy_(norm(part.reshape(-1, part.shape[-1])).view_as(part))
         output: Tensor = self.o_proj(attention(qkv, rotary, heads).flatten(1))
-        return output
-
-    def feed_forward(self, x: Tensor) -> Tensor:
-        """Run the MLP: `[rows, hidden_size]` to `[rows, hidden_size]`."""
-        output: Tensor = self.down_proj(self.act(self.gate_up_proj(x)))
-        return output
+        return output if self.reduce is None else self.reduce(output)
 
     def prepare(self, kernels: KernelSet) -> bool:
         """Have `mix` run in one call where the kernel set can; the parts that it replaces are given up."""
-        if kernels.fused_layer is None:
+        if (mix := self._fused(kernels, None)) is None:
             return False
-        self.__dict__["mix"] = self._fused(kernels.fused_layer, None)
+        self.__dict__["mix"] = mix
         prepare_for_inference(self, replace(kernels, fused_layer=None))
         return True
 
-    def _fused(self, fused_layer: Callable[[LayerWeights], FusedLayer], input_norm: Tensor | None) -> FusedMix:
+    def _fused(self, kernels: KernelSet, input_norm: Tensor | None) -> FusedMix | None:
+        """Return the layer in one call; None where the kernel set has none, or not with such parts."""
+        if kernels.fused_layer is None or self.reduce is not None or (mlp := self.mlp.weights()) is None:
+            return None
         config = self.config
 
         def pair(part: Linear) -> tuple[Tensor, Tensor | None]:
             return part.weight, part.bias
 
-        self.fused = run = fused_layer(
+        self.fused = run = kernels.fused_layer(
             LayerWeights(
                 heads=config.num_heads,
                 kv_heads=config.num_kv_heads,
@@ -183,11 +173,10 @@ class DecoderLayer(nn.Module):
                 post_norm=self.post_attention_layernorm.weight,
                 qkv=pair(self.qkv_proj),
                 output=pair(self.o_proj),
-                gate_up=pair(self.gate_up_proj),
-                down=pair(self.down_proj),
+                mlp=mlp,
             )
         )
-        for name in ("qkv_proj", "q_norm", "k_norm", "o_proj", "post_attention_layernorm", "gate_up_proj", "down_proj"):
+        for name in ("qkv_proj", "q_norm", "k_norm", "o_proj", "post_attention_layernorm", "mlp"):
             delattr(self, name)
 
         def mix(x: Tensor | None, residual: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
@@ -211,12 +200,18 @@ class LlamaLayer(DecoderLayer):
 
     def prepare(self, kernels: KernelSet) -> bool:
         """Have the whole layer run in one call where the kernel set can."""
-        if kernels.fused_layer is None:
-            return False
         norm = self.input_layernorm
-        mix = self._fused(kernels.fused_layer, None if norm is None else norm.weight)
+        if (mix := self._fused(kernels, None if norm is None else norm.weight)) is None:
+            return False
         self.__dict__["forward"] = partial(mix, None)
         return True
+
+
+def fused_layers(layers: Iterable[nn.Module]) -> list[FusedLayer] | None:
+    """Return prepared layers in one call each; None if one has its parts called one by one."""
+    found = [layer.fused for layer in layers if isinstance(layer, DecoderLayer)]
+    fused = [layer for layer in found if layer is not None]
+    return fused if len(fused) == len(found) else None
 
 
 # Parts of a layer by their names in the Hugging Face layout, and here.
@@ -224,7 +219,6 @@ RENAMED = (
     ("self_attn.o_proj", "o_proj"),
     ("self_attn.q_norm", "q_norm"),
     ("self_attn.k_norm", "k_norm"),
-    ("mlp.down_proj", "down_proj"),
 )
 
 
@@ -240,12 +234,12 @@ def check_layers(tensors: Mapping[str, Tensor], num_layers: int) -> None:
         raise CheckpointError(f"config.json: num_hidden_layers = {num_layers}, but layers.{missing} has no tensors")
 
 
-def fuse_layer(tensors: dict[str, Tensor], prefix: str) -> None:
-    """Rename a layer's tensors from the Hugging Face layout to `LlamaLayer`'s, fusing QKV and gate-up."""
+def fuse_layer(tensors: dict[str, Tensor], prefix: str, config: LlamaConfig) -> None:
+    """Rename a layer's tensors from the Hugging Face layout to `LlamaLayer`'s, fusing what one product makes."""
+    mlp_kind(config).fuse(tensors, f"{prefix}mlp.")
     for kind in ("weight", "bias"):
         parts = [f"{prefix}self_attn.{name}_proj.{kind}" for name in "qkv"]
         fuse(tensors, f"{prefix}qkv_proj.{kind}", parts)
-        fuse(tensors, f"{prefix}gate_up_proj.{kind}", [f"{prefix}mlp.{name}_proj.{kind}" for name in ("gate", "up")])
         for old, new in RENAMED:
             if f"{prefix}{old}.{kind}" in tensors:
                 tensors[f"{prefix}{new}.{kind}"] = tensors.pop(f"{prefix}{old}.{kind}")
@@ -253,14 +247,12 @@ def fuse_layer(tensors: dict[str, Tensor], prefix: str) -> None:
 
 def split_layer(tensors: dict[str, Tensor], prefix: str, config: LlamaConfig) -> None:
     """Rename and split a layer's tensors to the Hugging Face layout: the inverse of `fuse_layer`."""
+    mlp_kind(config).split(tensors, f"{prefix}mlp.")
     sizes = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
     for kind in ("weight", "bias"):
         if (qkv := tensors.pop(f"{prefix}qkv_proj.{kind}", None)) is not None:
             for name, part in zip("qkv", torch.split(qkv, sizes), strict=True):
                 tensors[f"{prefix}self_attn.{name}_proj.{kind}"] = part.contiguous()
-        if (gate_up := tensors.pop(f"{prefix}gate_up_proj.{kind}", None)) is not None:
-            for name, part in zip(("gate", "up"), gate_up.chunk(2), strict=True):
-                tensors[f"{prefix}mlp.{name}_proj.{kind}"] = part.contiguous()
         for old, new in RENAMED:
             if (tensor := tensors.pop(f"{prefix}{new}.{kind}", None)) is not None:
                 tensors[f"{prefix}{old}.{kind}"] = tensor

@@ -12,6 +12,17 @@ from specdec.kernels.types.tree import DraftTree, TreeRow
 from specdec.kernels.types.types import NoiseKey
 
 
+class GatedWeights(NamedTuple):
+    """Weights of a gated MLP, each a weight `[outputs, inputs]` and a bias or None.
+
+    Attributes:
+        gate_up: gate first, `[2 * intermediate, hidden]`.
+    """
+
+    gate_up: tuple[Tensor, Tensor | None]
+    down: tuple[Tensor, Tensor | None]
+
+
 class LayerWeights(NamedTuple):
     """Weights of a decoder layer, for a kernel set that runs it in one call.
 
@@ -22,8 +33,7 @@ class LayerWeights(NamedTuple):
         eps: of all norms.
         input_norm: of what queries, keys and values are made from; None where the caller makes it, or none is wanted.
         query_norm: of each query head, `[head_dim]`, or None.
-        qkv: weight `[(heads + 2 * kv_heads) * head_dim, inputs]` and bias or None; so the other three.
-        gate_up: gate first, `[2 * intermediate, hidden]`.
+        qkv: weight `[(heads + 2 * kv_heads) * head_dim, inputs]` and bias or None, and so `output`.
     """
 
     heads: int
@@ -38,8 +48,7 @@ class LayerWeights(NamedTuple):
     post_norm: Tensor
     qkv: tuple[Tensor, Tensor | None]
     output: tuple[Tensor, Tensor | None]
-    gate_up: tuple[Tensor, Tensor | None]
-    down: tuple[Tensor, Tensor | None]
+    mlp: GatedWeights
 
 
 class FusedLayer(Protocol):

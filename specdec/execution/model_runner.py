@@ -70,6 +70,8 @@ class ModelRunner:
             if features is None:
                 return None
         weights = self.model.fused_weights(features)
+        if weights is None:
+            return None
         return cache.kernels.fused_target(
             weights, TargetCache(cache.target, cache.features, self.rope, cache.block_size, cache.target_scales)
         )

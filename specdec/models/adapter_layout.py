@@ -1,44 +1,21 @@
 """Layout of adapters in a target or a draft model: the products of its layers, their parts, and their bank."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from torch import nn
 
 from specdec.draft_heads.heads.block_head import BlockHead
 from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.llama_layer import DecoderLayer
+from specdec.draft_heads.llama.llama_layer import DecoderLayer, fused_layers
+from specdec.draft_heads.llama.mlp import mlp_kind
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.types.adapters import AdapterBank, LayerAdapter, StackedAdapters
+from specdec.kernels.types.adapters import AdaptableProduct, AdapterBank, LayerAdapter, StackedAdapters, adaptable
 from specdec.kernels.types.product import Product
 from specdec.models.llama import LlamaModel
 from specdec.models.llama_draft import LlamaDraftHead
 from specdec.models.sharded_llama import ShardedLlama
-from specdec.models.split_parts import SummedProduct
 from specdec.models.tp_plan import Shard
-
-
-class AdaptedPart(NamedTuple):
-    """A linear layer of the Hugging Face layout, and the rows of its weight."""
-
-    module: str
-    columns: int
-
-
-class AdaptableProduct(NamedTuple):
-    """A product of a layer that adapters may change.
-
-    Attributes:
-        attribute: its name in `DecoderLayer`.
-        inputs: columns of its weight.
-        parts: the layers of the Hugging Face layout that are joined in it.
-    """
-
-    attribute: str
-    inputs: int
-    parts: tuple[AdaptedPart, ...]
-
 
 # The products of each layer that adapters may change, by their names in `LayerWeights`.
 AdapterLayout = Sequence[Mapping[str, AdaptableProduct]]
@@ -50,17 +27,14 @@ def adapted_products(config: LlamaConfig, inputs: int | None = None) -> dict[str
     Args:
         inputs: of queries, keys and values, where they are others than the hidden state.
     """
-    hidden, width = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
-    def parts(where: str, **columns: int) -> tuple[AdaptedPart, ...]:
-        return tuple(AdaptedPart(f"{where}.{name}_proj", size) for name, size in columns.items())
-
+    qkv = {f"self_attn.{name}_proj": size for name, size in (("q", heads), ("k", kv_heads), ("v", kv_heads))}
     return {
-        "qkv": AdaptableProduct("qkv_proj", inputs or hidden, parts("self_attn", q=heads, k=kv_heads, v=kv_heads)),
-        "output": AdaptableProduct("o_proj", heads, parts("self_attn", o=hidden)),
-        "gate_up": AdaptableProduct("gate_up_proj", hidden, parts("mlp", gate=width, up=width)),
-        "down": AdaptableProduct("down_proj", width, parts("mlp", down=hidden)),
+        "qkv": adaptable("qkv_proj", inputs or hidden, qkv),
+        "output": adaptable("o_proj", heads, {"self_attn.o_proj": hidden}),
+        **mlp_kind(config).products(config),
     }
 
 
@@ -149,27 +123,22 @@ def _bank(
 ) -> AdapterBank:
     """Return the bank of the adapters of layers, and perhaps of one module behind them."""
     layers = [carrier for carrier in carriers if isinstance(carrier, DecoderLayer)]
-    if kernels.fused_adapters is not None and all(hasattr(layer, "fused") for layer in layers):
+    if kernels.fused_adapters is not None and (fused := fused_layers(layers)) is not None:
         beside: Product | None = None
         if len(layers) < len(carriers):
             beside = carriers[-1].__dict__[layout[-1]["qkv"].attribute]
-        return kernels.fused_adapters([layer.fused for layer in layers], beside)
+        return kernels.fused_adapters(fused, beside)
     bank = StackedAdapters(kernels.grouped_lora, places, rank)
     for carrier, products in zip(carriers, layout, strict=True):
-        own = {name: carrier.__dict__[product.attribute] for name, product in products.items()}
-        # Of a product that ranks sum, each rank's adapters are a part of the sum.
-        given = {
-            name: (product.product if isinstance(product, SummedProduct) else product, _sizes(products[name]))
-            for name, product in own.items()
-        }
+        places_of = {name: _place(carrier, product.attribute) for name, product in products.items()}
+        given = {name: (part.__dict__[own], products[name].sizes) for name, (part, own) in places_of.items()}
         for name, adapted in bank.adapt(given, layers[0].post_attention_layernorm.weight).items():
-            if isinstance(own[name], SummedProduct):
-                own[name].product = adapted
-            else:
-                carrier.__dict__[products[name].attribute] = adapted
+            part, own = places_of[name]
+            part.__dict__[own] = adapted
     return bank
 
 
-def _sizes(product: AdaptableProduct) -> tuple[int, ...]:
-    """Return the inputs of a product, then the columns of its parts."""
-    return product.inputs, *(part.columns for part in product.parts)
+def _place(carrier: nn.Module, attribute: str) -> tuple[nn.Module, str]:
+    """Return the module that has a product, and the product's name in it."""
+    part, _, own = attribute.rpartition(".")
+    return carrier.get_submodule(part), own

@@ -25,6 +25,7 @@ from specdec.draft_heads.llama.llama_layer import (
     RMSNorm,
     check_layers,
     fuse_layer,
+    fused_layers,
     new_embedding,
 )
 from specdec.draft_heads.llama.rope import Rotary
@@ -132,9 +133,11 @@ class LlamaModel(nn.Module):
         """Sizes and weights of the target that a draft head is loaded against."""
         return TargetParts(self.embed_tokens.weight, self.output, self.config)
 
-    def fused_weights(self, features: FeatureWeights | None) -> TargetWeights:
-        """Return the parts for a pass in one call. The model is prepared for a kernel set with fused layers."""
-        layers = [layer.fused for layer in self.layers if isinstance(layer, LlamaLayer)]
+    def fused_weights(self, features: FeatureWeights | None) -> TargetWeights | None:
+        """Return the parts for a pass in one call; None where a layer's are called one by one."""
+        layers = fused_layers(self.layers)
+        if layers is None:
+            return None
         norm, eps = self.norm.weight, self.config.rms_norm_eps
         return TargetWeights(self.embed_tokens.weight, eps, layers, norm, self.output, features)
 
@@ -253,7 +256,7 @@ def _fitting(config: LlamaConfig, make: Callable[[], Model], tensors: dict[str, 
     check_weight_dtypes(tensors)
     check_layers(tensors, config.num_layers)
     for layer in range(config.num_layers):
-        fuse_layer(tensors, f"layers.{layer}.")
+        fuse_layer(tensors, f"layers.{layer}.", config)
     with torch.device("meta"):
         model = make()
     model.kv_scales = kv_scales

@@ -14,7 +14,7 @@ from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput, stack
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, check_finite, error_context, read_config
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer
+from specdec.draft_heads.llama.llama_layer import Attention
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.draft_heads.llama.weight_files import read_tensors
 from specdec.kernels.kernel_set import KernelSet
@@ -66,10 +66,11 @@ class LlamaDraftHead:
         """Return no parts: there is no feature."""
 
     def drafting_weights(self) -> HeadWeights | None:
-        """Return the Llama's parts."""
-        layers = [layer.fused for layer in self.model.layers if isinstance(layer, LlamaLayer)]
-        norm, eps = self.model.norm.weight, self.llama.rms_norm_eps
-        return HeadWeights(self.model.embed_tokens.weight, eps, layers, norm=norm, states_are_normed=True)
+        """Return the Llama's parts; None where it has no pass in one call."""
+        own = self.model.fused_weights(None)
+        if own is None:
+            return None
+        return HeadWeights(own.embedding, own.eps, own.layers, norm=own.norm, states_are_normed=True)
 
 
 def holds_llama(folder: Path) -> bool:

@@ -120,7 +120,7 @@ def load_shard(
     """
     config = read_llama_config(folder).with_window(window)
     tensor, stages = groups
-    plan = plan_of(read_settings(folder)) if tensor.size > 1 else TPPlan({})
+    plan = plan_of(read_settings(folder), config) if tensor.size > 1 else TPPlan({})
     shard = Shard.of(config, tensor.rank, tensor.size, plan, stages.rank, stages.size)
     shard.check_groups(kernels.rounded_group)
     tensors = untied(folder, config, read_weights(folder, dtype))

@@ -15,18 +15,17 @@ from specdec.draft_heads.formats.head_kinds import fitting_head
 from specdec.draft_heads.heads.draft_head import CachedHead, DraftModel, FeatureHead, TargetParts
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.mlp import mlp_kind
 from specdec.kernels.kernel_set import KernelSet
 from specdec.models.checkpoint import read_weights
 from specdec.models.llama_draft import LlamaDraftHead, draft_of
 from specdec.models.sharded_llama import ShardedLlama, load_shard
 from specdec.models.split_parts import SplitEmbedding, SplitReadout, split_rows
-from specdec.models.tp_plan import TP_PLAN, Shard, TPPlan
+from specdec.models.tp_plan import Shard, TPPlan, tp_plan
 from specdec.parallel.rank_group import RankGroup, lone_group
 from specdec.parallel.rank_layout import RankGroups
 
-# Heads name their layers as targets do. Modules that the plan does not name are replicated: `fc`, because every rank
-# needs its whole output, and edge scorers, because a path may need any token's row of their matrices.
-HEAD_PLAN = {name: word for name, word in TP_PLAN.items() if not name.endswith("_norm")}
 WHOLE_VOCABULARY = {"embed_tokens": "replicate", "lm_head": "replicate"}
 EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
 
@@ -50,7 +49,7 @@ def load_split_head(folder: Path, target: ShardedLlama, kernels: KernelSet, wind
     """
     found, group = fitting_head(folder, target.shard.whole, window), target.group
     splits_vocabulary = target.shard.plan.vocabulary and not found.selects_rows
-    plan = TPPlan(HEAD_PLAN if splits_vocabulary else HEAD_PLAN | WHOLE_VOCABULARY)
+    plan = head_plan(found.config.llama, splits_vocabulary=splits_vocabulary)
     with _split_context(folder):
         shard = Shard.of(found.config.llama, group.rank, group.size, plan)
         shard.check_groups(kernels.rounded_group)
@@ -92,6 +91,17 @@ def load_split_llama(
     return gathering(draft, target.group)
 
 
+def head_plan(sizes: LlamaConfig, *, splits_vocabulary: bool = True) -> TPPlan:
+    """Return the plan of a head with layers of these sizes, which it names as targets do.
+
+    Modules that the plan does not name are replicated: `fc`, because every rank needs its whole output, and edge
+    scorers, because a path may need any token's row of their matrices.
+    """
+    kind = mlp_kind(sizes)
+    words = {name: word for name, word in tp_plan(kind).items() if not name.endswith("_norm")}
+    return TPPlan(words if splits_vocabulary else words | WHOLE_VOCABULARY, kind)
+
+
 def draft_shard(folder: Path, head: CachedHead, target: ShardedLlama, window: int | None = None) -> Shard:
     """Return which part of a split draft model's layers this rank has.
 
@@ -103,7 +113,7 @@ def draft_shard(folder: Path, head: CachedHead, target: ShardedLlama, window: in
         assert isinstance(head.model, ShardedLlama)
         return head.model.shard
     found, group = fitting_head(folder, target.shard.whole, window), target.group
-    return Shard.of(found.config.llama, group.rank, group.size, TPPlan(HEAD_PLAN))
+    return Shard.of(found.config.llama, group.rank, group.size, head_plan(found.config.llama))
 
 
 def gathering(draft: DraftModel, group: RankGroup) -> DraftModel:

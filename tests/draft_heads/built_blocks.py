@@ -52,7 +52,7 @@ def built(head: Block, max_position: int = 64, dtype: torch.dtype = torch.float6
     if head.tokens is None:
         del weights["lm_head.weight"]
     for layer in range(head.layers):
-        fuse_layer(weights, f"layers.{layer}.")
+        fuse_layer(weights, f"layers.{layer}.", module.llama)
     fill(module, weights)
     if head.tokens is not None:
         module.draft_tokens.copy_(torch.tensor(head.tokens))

@@ -87,7 +87,7 @@ def test_query_key_and_value_rows_come_in_this_order(tmp_path: Path) -> None:
         qkv = torch.cat([tensors[f"layers.0.self_attn.{name}_proj.{kind}"] for name in "qkv"])
         assert torch.equal(getattr(layer.qkv_proj, kind), qkv.float())
     gate_up = torch.cat([tensors[f"layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up")])
-    assert torch.equal(layer.gate_up_proj.weight, gate_up.float())
+    assert torch.equal(layer.mlp.gate_up_proj.weight, gate_up.float())
 
 
 def test_saving_does_not_change_the_head(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def with_merged(layer: LlamaLayer, config: LlamaConfig, adapter: LayerAdapter) -
     found.load_state_dict(layer.state_dict())
     for name, product in adapted_products(config).items():
         deltas = torch.cat([up @ down for down, up in adapter[name]])
-        getattr(found, product.attribute).weight.data += deltas
+        found.get_parameter(f"{product.attribute}.weight").data += deltas
     return found.requires_grad_(False)
 
 
@@ -95,6 +95,7 @@ def test_rows_are_those_of_merged_weights_and_of_their_batch_alone(
     references = [plain, *(with_merged(plain, config, adapter) for adapter in given)]
     layer = made_layer(config).to(own.dtype)
     prepare_for_inference(layer, kernels)
+    assert layer.fused is not None
     bank = NativeAdapters(own, [layer.fused])
     for place, adapter in enumerate(given, 1):
         bank.put(
@@ -119,6 +120,7 @@ def test_an_adapter_that_is_replaced_leaves_no_trace() -> None:
     own = library(FORMS[-1], 2, torch.float32)
     layer = made_layer(CONFIG)
     prepare_for_inference(layer, kernels_of(own))
+    assert layer.fused is not None
     bank = NativeAdapters(own, [layer.fused])
     x = normal(7, 3, CONFIG.hidden_size)
     results = []

@@ -116,7 +116,7 @@ def test_quantised_weights_stay_as_they_are_stored(folder: Path, tmp_path: Path,
         found.append(llm.generate([[5, 6, 7, 8, 9]], params, use_tqdm=False)[0].token_ids)
     assert found[0] == found[1]
     layer = llm.model.layers[0]
-    assert isinstance(layer.down_proj, QuantizedProjection)
+    assert isinstance(layer.mlp.down_proj, QuantizedProjection)
 
 
 def test_choices_of_more_nodes_than_a_tree_may_have(folder: Path) -> None:

@@ -232,12 +232,12 @@ def test_a_head_with_narrow_mlps_begins_with_the_strongest_neurons(
     assert isinstance(wide, BlockHead)
     assert isinstance(made.head, BlockHead)
     for given, found in zip(wide.decoder_layers, made.head.decoder_layers, strict=True):
-        gate, up = given.gate_up_proj.weight.chunk(2)
-        down = given.down_proj.weight
+        gate, up = given.mlp.gate_up_proj.weight.chunk(2)
+        down = given.mlp.down_proj.weight
         order = (gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)).argsort(descending=True)
         kept = sorted(order[:8].tolist())
-        torch.testing.assert_close(found.down_proj.weight, down[:, kept], rtol=0, atol=0.01)
-        torch.testing.assert_close(found.gate_up_proj.weight, torch.cat([gate[kept], up[kept]]), rtol=0, atol=0.01)
+        torch.testing.assert_close(found.mlp.down_proj.weight, down[:, kept], rtol=0, atol=0.01)
+        torch.testing.assert_close(found.mlp.gate_up_proj.weight, torch.cat([gate[kept], up[kept]]), rtol=0, atol=0.01)
         torch.testing.assert_close(found.qkv_proj.weight, given.qkv_proj.weight, rtol=0, atol=0.01)
     made.train()
     _, thin, *_ = from_folder(tmp_path / "thin", target)

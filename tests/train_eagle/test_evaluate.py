@@ -64,7 +64,7 @@ def save_echo(kind: str, folder: Path, target: Path) -> Path:
         head = save_random_eagle3(folder, draft_vocab_size=90)
         head.lm_head.weight.data = model.lm_head_weight[head.draft_tokens].clone()
     layer = head.layers[0]
-    for part in (layer.o_proj, layer.down_proj, head.fc):
+    for part in (layer.o_proj, layer.mlp.down_proj, head.fc):
         part.weight.data *= 0.1
     head.fc.weight.data[:, -size:] += torch.eye(size)
     KINDS[kind].save(head, folder, {})

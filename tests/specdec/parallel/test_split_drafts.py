@@ -13,9 +13,9 @@ from specdec import LLM, SamplingParams
 from specdec.draft_heads.formats.head_kinds import fitting_head
 from specdec.execution.worker import Worker
 from specdec.models.llama_draft import LlamaDraftHead
-from specdec.models.split_head import HEAD_PLAN, HeadPart
+from specdec.models.split_head import HeadPart, head_plan
 from specdec.models.split_parts import SplitReadout
-from specdec.models.tp_plan import Shard, TPPlan
+from specdec.models.tp_plan import Shard
 from specdec.parallel.rank_group import lone_group
 from tests.fakes import save_random_head
 from tests.specdec.parallel.ranked_engine import engine
@@ -121,7 +121,7 @@ def test_only_the_part_is_read(world: World) -> None:
         found = fitting_head(world.folder / "head3", llm.model.shard.whole)  # type: ignore[union-attr]
     whole = found.tensors.by_name
     group = lone_group(torch.device("cpu"))
-    shards = [Shard.of(found.config.llama, rank, 2, TPPlan(HEAD_PLAN)) for rank in range(2)]
+    shards = [Shard.of(found.config.llama, rank, 2, head_plan(found.config.llama)) for rank in range(2)]
     parts = [HeadPart(shard, group).described(found).tensors.by_name for shard in shards]
     dims = {
         "q_proj": 0,
