@@ -13,10 +13,10 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.drafting.tree_search import Frontier
-from specdec.draft_heads.heads.block_head import BlockHead
+from specdec.draft_heads.heads.block_head import BlockForm
 from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.heads.edge_scorers import CANDIDATES
-from specdec.draft_heads.heads.readout import MatrixReadout, Readout
+from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.kernel_set import KernelSet
@@ -78,7 +78,7 @@ class BlockDrafter(TreeDrafter[Paths]):
 
     def __init__(
         self,
-        head: BlockHead,
+        head: BlockForm,
         readout: Readout,
         kv: Tensor,
         features: Tensor | None,
@@ -93,7 +93,7 @@ class BlockDrafter(TreeDrafter[Paths]):
         scorer = self.scorer
         # The scorer's row of each of the target's tokens, where it has some only.
         self._scorer_rows: Tensor | None = None
-        if scorer is not None and len(scorer.successors) < head.llama.vocab_size:
+        if scorer is not None and head.draft_tokens is not None and len(scorer.successors) < head.llama.vocab_size:
             self._scorer_rows = torch.zeros(head.llama.vocab_size, dtype=torch.int64, device=kv.device)
             self._scorer_rows[head.draft_tokens] = torch.arange(len(head.draft_tokens), device=kv.device)
         super().__init__(head, readout, kv, features, block_size, dtype, shape, proposal, kernels, adapters)
@@ -107,7 +107,7 @@ class BlockDrafter(TreeDrafter[Paths]):
         self._offsets = torch.arange(rows, device=device)
 
     def _one_call(self, head: CachedHead) -> FusedDrafting | None:
-        if self.kernels.fused_block is None or not isinstance(self.readout, MatrixReadout):
+        if self.kernels.fused_block is None or not self.readout.is_whole:
             return None
         weights = self.head.block_weights()
         if weights is None:

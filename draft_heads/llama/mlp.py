@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,25 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.reference.elementwise import silu_and_mul
 from specdec.kernels.types.adapters import AdaptableProduct, adaptable
 from specdec.kernels.types.fused import GatedWeights
+from specdec.kernels.types.product import Product
+
+
+class MLPForm(Protocol):
+    """An MLP as it is called.
+
+    Attributes:
+        products: by their names in `LayerAdapter`.
+    """
+
+    products: dict[str, Product]
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        """Run the MLP: `[rows, hidden_size]` to `[rows, hidden_size]`, summed over ranks."""
+        ...
 
 
 class MLPModule(nn.Module, ABC):
-    """A kind of MLP. `mlp_kind` chooses it by the sizes of a model.
+    """The weights of a kind of MLP. `mlp_kind` chooses it by the sizes of a model.
 
     Attributes:
         plan: the words of its tensor-parallel plan, by names (or patterns) of its modules in a checkpoint; others are
@@ -28,9 +43,14 @@ class MLPModule(nn.Module, ABC):
     plan: ClassVar[Mapping[str, str]]
     reduce: Callable[[Tensor], Tensor] | None = None
 
+    @property
     @abstractmethod
-    def forward(self, x: Tensor) -> Tensor:
-        """Run the MLP: `[rows, hidden_size]` to `[rows, hidden_size]`, summed over ranks."""
+    def linears(self) -> dict[str, Linear]:
+        """The linear layers that adapters may change, by their names in `LayerAdapter`."""
+
+    @abstractmethod
+    def form(self, kernels: KernelSet | None) -> MLPForm:
+        """Return the MLP as it is called; see `Linear`."""
 
     @abstractmethod
     def weights(self) -> GatedWeights | None:
@@ -67,16 +87,6 @@ class MLPModule(nn.Module, ABC):
         """Keep `width` neurons, those with the largest weights, where the module's parameters hold more."""
 
 
-class SiluAndMul(nn.Module):
-    """`silu(gate) * up` for `[rows, 2 * intermediate]`."""
-
-    def forward(self, gate_up: Tensor) -> Tensor:
-        return silu_and_mul(gate_up)
-
-    def inference_form(self, kernels: KernelSet) -> Callable[[Tensor], Tensor]:
-        return kernels.silu_and_mul
-
-
 class GatedMLP(MLPModule):
     """Llama's MLP, `down(silu(gate(x)) * up(x))`; one product makes gate and up."""
 
@@ -85,12 +95,14 @@ class GatedMLP(MLPModule):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
-        self.act = SiluAndMul()
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.down_proj(self.act(self.gate_up_proj(x)))
-        return output if self.reduce is None else self.reduce(output)
+    @property
+    def linears(self) -> dict[str, Linear]:
+        return {"gate_up": self.gate_up_proj, "down": self.down_proj}
+
+    def form(self, kernels: KernelSet | None) -> MLPForm:
+        return GatedMLPForm(self, kernels)
 
     def weights(self) -> GatedWeights | None:
         if self.reduce is not None:
@@ -102,8 +114,8 @@ class GatedMLP(MLPModule):
     def products(config: LlamaConfig) -> dict[str, AdaptableProduct]:
         hidden, width = config.hidden_size, config.intermediate_size
         return {
-            "gate_up": adaptable("mlp.gate_up_proj", hidden, {"mlp.gate_proj": width, "mlp.up_proj": width}),
-            "down": adaptable("mlp.down_proj", width, {"mlp.down_proj": hidden}),
+            "gate_up": adaptable(hidden, {"mlp.gate_proj": width, "mlp.up_proj": width}),
+            "down": adaptable(width, {"mlp.down_proj": hidden}),
         }
 
     @staticmethod
@@ -129,6 +141,19 @@ class GatedMLP(MLPModule):
         kept = weights.topk(width).indices.sort().values
         tensors[f"{prefix}down_proj.weight"] = down[:, kept].contiguous()
         tensors[f"{prefix}gate_up_proj.weight"] = torch.cat([gate[kept], up[kept]])
+
+
+class GatedMLPForm:
+    """See `MLPForm`."""
+
+    def __init__(self, mlp: GatedMLP, kernels: KernelSet | None) -> None:
+        self.products = {name: part.form(kernels) for name, part in mlp.linears.items()}
+        self.activation = silu_and_mul if kernels is None else kernels.silu_and_mul
+        self.reduce = mlp.reduce
+
+    def __call__(self, x: Tensor) -> Tensor:
+        output = self.products["down"](self.activation(self.products["gate_up"](x)))
+        return output if self.reduce is None else self.reduce(output)
 
 
 def mlp_kind(config: LlamaConfig) -> type[GatedMLP]:  # noqa: ARG001

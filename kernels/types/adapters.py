@@ -42,12 +42,10 @@ class AdaptableProduct(NamedTuple):
     """A product of a layer that adapters may change.
 
     Attributes:
-        attribute: its name in `DecoderLayer`.
         inputs: columns of its weight.
         parts: the layers of a checkpoint that are joined in it.
     """
 
-    attribute: str
     inputs: int
     parts: tuple[AdaptedPart, ...]
 
@@ -57,9 +55,9 @@ class AdaptableProduct(NamedTuple):
         return self.inputs, *(part.columns for part in self.parts)
 
 
-def adaptable(attribute: str, inputs: int, parts: Mapping[str, int]) -> AdaptableProduct:
+def adaptable(inputs: int, parts: Mapping[str, int]) -> AdaptableProduct:
     """Return a product of parts, whose names and columns are given."""
-    return AdaptableProduct(attribute, inputs, tuple(AdaptedPart(*part) for part in parts.items()))
+    return AdaptableProduct(inputs, tuple(AdaptedPart(*part) for part in parts.items()))
 
 
 # Low-rank updates of the parts of each product of a layer, by the products' names: "qkv", "output", and those of the

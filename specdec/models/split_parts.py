@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specdec.draft_heads.heads.readout import MatrixReadout
+from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.llama_layer import DecoderLayer
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.types import Candidates
@@ -14,10 +14,9 @@ from specdec.models.tp_plan import Span, TPPlan
 from specdec.parallel.rank_group import RankGroup
 
 
-def split_rows(layers: Iterable[nn.Module], plan: TPPlan, group: RankGroup) -> None:
+def split_rows(layers: Iterable[DecoderLayer], plan: TPPlan, group: RankGroup) -> None:
     """Have decoder layers, which are made with a rank's sizes, sum their outputs over the ranks."""
     for layer in layers:
-        assert isinstance(layer, DecoderLayer)
         if plan.attention:
             layer.reduce = group.all_reduce
         if plan.mlp:
@@ -69,9 +68,11 @@ class SplitReadout:
         own: the readout of this rank's rows; its `tokens` are those of all rows.
     """
 
-    def __init__(self, own: MatrixReadout, group: RankGroup) -> None:
-        self.own, self.group = own, group
-        self.size = own.vocab_size if own.tokens is None else len(own.tokens)
+    is_whole = False
+
+    def __init__(self, own: Readout, vocab_size: int, group: RankGroup) -> None:
+        self.own, self.group, self.projection, self.tokens = own, group, own.projection, own.tokens
+        self.size = vocab_size if own.tokens is None else len(own.tokens)
 
     def __call__(self, hidden: Tensor) -> Candidates:
         """Return the logits of states, `[rows, hidden_size]`, the same on all ranks."""

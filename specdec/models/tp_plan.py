@@ -144,6 +144,11 @@ class Shard:
         return cls(rank, size, whole, plan, stage_layers(whole.num_layers, stage, num_stages))
 
     @property
+    def layer_range(self) -> range:
+        """Layers of the part."""
+        return range(self.layers.start, self.layers.stop)
+
+    @property
     def is_first(self) -> bool:
         """True if the part begins with the embedding."""
         return self.layers.start == 0

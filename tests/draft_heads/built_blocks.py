@@ -14,7 +14,7 @@ from tests.checkpoints import INTERMEDIATE, TARGET_HIDDEN, VOCAB
 
 
 def built(head: Block, max_position: int = 64, dtype: torch.dtype = torch.float64) -> BlockHead:
-    """Return the module, not yet prepared for inference."""
+    """Return the module."""
     llama = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=TARGET_HIDDEN,

@@ -40,7 +40,7 @@ BIASES = {f"layers.0.self_attn.{name}_proj.bias": (size,) for name, size in (("q
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> EagleHead:
     parts = TargetParts(EMBEDDING.to(dtype), Projection(EMBEDDING.to(dtype)), LlamaConfig.from_json(TINY))
-    head = load_head(folder, parts, TORCH).draft.head
+    head = load_head(folder, parts, TORCH).draft.head.module
     assert isinstance(head, EagleHead)
     return head
 

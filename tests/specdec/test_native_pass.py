@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
-from specdec.draft_heads.heads.eagle3 import Eagle3Head
+from specdec.draft_heads.heads.eagle3 import Eagle3Form
 from specdec.draft_heads.llama.mlp import GatedMLP
 from specdec.kernels.native.library import library_file
 from specdec.kernels.types.draft_trees import DraftTrees
@@ -73,7 +73,7 @@ def test_a_feature_that_the_call_does_not_know_is_made_in_python(world: World, m
     outputs, accepted = [], []
     for is_known in (True, False):
         if not is_known:
-            monkeypatch.setattr(Eagle3Head, "feature_weights", lambda _: None)
+            monkeypatch.setattr(Eagle3Form, "feature_weights", lambda _: None)
         llm = LLM(
             world.folder / "target", world.draft("eagle3"), dtype="float32", kernels="native", adaptive_drafts=False
         )

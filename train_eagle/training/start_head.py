@@ -8,7 +8,6 @@ from torch import Tensor
 
 from specdec.draft_heads.formats.head_kind import Source
 from specdec.draft_heads.formats.head_kinds import describe_folder
-from specdec.draft_heads.heads.block_head import BlockHead
 from specdec.draft_heads.heads.draft_head import FeatureHead
 from specdec.draft_heads.llama.mlp import mlp_kind
 from specdec.models.head_fit import VOCABULARY, check_fit, check_vocabulary
@@ -109,7 +108,7 @@ def _fitted(tensors: dict[str, Tensor], head: FeatureHead) -> dict[str, Tensor]:
 
 
 def _proposes_some(head: FeatureHead) -> bool:
-    return isinstance(head, BlockHead) and head.lm_head is not None
+    return getattr(head, "lm_head", None) is not None
 
 
 def _with_draft_tokens(tensors: dict[str, Tensor], head: FeatureHead) -> dict[str, Tensor]:

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from specdec import LLM, SamplingParams
 from specdec.draft_heads.formats.head_kinds import fitting_head
 from specdec.execution.worker import Worker
-from specdec.models.llama_draft import LlamaDraftHead
 from specdec.models.split_head import HeadPart, head_plan
 from specdec.models.split_parts import SplitReadout
 from specdec.models.tp_plan import Shard
@@ -96,8 +95,8 @@ def test_all_ranks_take_another_head(world: World) -> None:
 def num_bytes(worker: Worker) -> int:
     """Return the bytes of a draft model's weights."""
     head = worker.drafter.head  # type: ignore[attr-defined]
-    module = head.model if isinstance(head, LlamaDraftHead) else head
-    return sum(weight.untyped_storage().nbytes() for weight in module.parameters())
+    weights = head.module or head.model.weights
+    return sum(weight.untyped_storage().nbytes() for weight in weights.parameters())
 
 
 @pytest.mark.parametrize(("drafter", "most"), [("eagle", 0.6), ("eagle3", 0.6), ("dspark", 0.65), ("llama", 0.6)])
