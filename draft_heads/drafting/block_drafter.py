@@ -107,14 +107,12 @@ class BlockDrafter(TreeDrafter[Paths]):
         self._offsets = torch.arange(rows, device=device)
 
     def _one_call(self, head: CachedHead) -> FusedDrafting | None:
-        if self.kernels.fused_block is None or not self.readout.is_whole:
-            return None
-        weights = self.head.block_weights()
-        if weights is None:
+        passes = self.kernels.passes
+        if passes is None or not self.readout.is_whole or (weights := self.head.block_weights()) is None:
             return None
         output, tokens = self.readout.projection, self.readout.tokens
         cache = DraftingCache(self.kv, self.features, self.rope, self.block_size, head.first_entry, self.branching)
-        return self.kernels.fused_block(weights, output, self.llama.vocab_size, tokens, self._scorer_rows, cache)
+        return passes.block(weights, output, self.llama.vocab_size, tokens, self._scorer_rows, cache)
 
     def _read(self, rows: Sequence[DraftRow]) -> Tensor:
         """Write the context rows of the tokens to be read; return the embedding of each row's last token."""

@@ -52,13 +52,12 @@ class ModelDrafter(TreeDrafter[Tensor]):
         self._own_bits = own_bits(shape.depth - 1, self.branching, kv.device)
 
     def _one_call(self, head: CachedHead) -> FusedDrafting | None:
-        weights = self.head.drafting_weights() if self.kernels.fused_drafting is not None else None
-        if weights is None or not self.readout.is_whole:
+        passes = self.kernels.passes
+        if passes is None or not self.readout.is_whole or (weights := self.head.drafting_weights()) is None:
             return None
-        assert self.kernels.fused_drafting is not None
         output, size, tokens = self.readout.projection, self.llama.vocab_size, self.readout.tokens
         cache = DraftingCache(self.kv, self.features, self.rope, self.block_size, head.first_entry, self.branching)
-        return self.kernels.fused_drafting(weights, output, size, tokens, cache)
+        return passes.drafting(weights, output, size, tokens, cache)
 
     def _read(self, rows: Sequence[DraftRow]) -> Tensor:
         """Run the head over the tokens to be read; return its state after each row's last."""

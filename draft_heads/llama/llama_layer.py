@@ -152,13 +152,13 @@ class DecoderLayer(nn.Module, ABC):
 
     def _fused(self, kernels: KernelSet | None, input_norm: RMSNorm | None) -> "FusedMixer | None":
         """Return the layer in one call, which takes its weights; None where the kernel set has none for its parts."""
-        if kernels is None or kernels.fused_layer is None or self.reduce is not None:
+        if kernels is None or kernels.passes is None or self.reduce is not None:
             return None
         config, mlp, norms = self.config, self.mlp.weights(), (input_norm, self.q_norm, self.k_norm)
         if mlp is None:
             return None
         given, query_norm, key_norm = (None if norm is None else norm.weight for norm in norms)
-        run = kernels.fused_layer(
+        run = kernels.passes.layer(
             LayerWeights(
                 heads=config.num_heads,
                 kv_heads=config.num_kv_heads,

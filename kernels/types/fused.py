@@ -1,10 +1,12 @@
 """Types of fused operations: a decoder layer, a pass of the target, a drafter, each in one call."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from specdec.kernels.types.adapters import AdapterBank
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.product import Product
 from specdec.kernels.types.ragged_rows import RaggedRows
@@ -273,3 +275,23 @@ class FusedDrafting(Protocol):
             least_reach: total probability of a level's expanded nodes below which a row's search ends.
         """
         ...
+
+
+@dataclass(frozen=True)
+class FusedPasses:
+    """What a kernel set runs in one call, from Python's side.
+
+    Attributes:
+        layer: prepares a decoder layer.
+        target: prepares a target's pass over its memory.
+        drafting: prepares a drafter with a head, its output matrix, the vocabulary size, the tokens scored, and its
+            memory.
+        block: the same with a block head, whose edge scorer may have rows for some tokens only.
+        adapters: prepares a bank of adapters for a model's layers, and for a product beside them or None.
+    """
+
+    layer: Callable[[LayerWeights], FusedLayer]
+    target: Callable[[TargetWeights, TargetCache], FusedTarget]
+    drafting: Callable[[HeadWeights, Product, int, Tensor | None, DraftingCache], FusedDrafting]
+    block: Callable[[BlockWeights, Product, int, Tensor | None, Tensor | None, DraftingCache], FusedDrafting]
+    adapters: Callable[[Sequence[FusedLayer], Product | None], AdapterBank]

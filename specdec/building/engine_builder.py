@@ -172,5 +172,5 @@ class EngineBuilder:
             draws=workers.proposal == Proposal.DRAWN,
             reads_prompts=config.is_prefill,
             connector=connector,
-            max_choice_nodes=min(self.kernels.max_nodes or MOST_NODES, self._window or MOST_NODES),
+            max_choice_nodes=min(self.kernels.limits.max_nodes or MOST_NODES, self._window or MOST_NODES),
         )

@@ -63,7 +63,7 @@ class ModelRunner:
 
     def _one_call(self) -> FusedTarget | None:
         cache, head, features = self.cache, self.head, None
-        if cache.kernels.fused_target is None:
+        if cache.kernels.passes is None:
             return None
         if head is not None and head.feature_size:
             features = head.feature_weights()
@@ -72,7 +72,7 @@ class ModelRunner:
         weights = self.model.fused_weights(features)
         if weights is None:
             return None
-        return cache.kernels.fused_target(
+        return cache.kernels.passes.target(
             weights, TargetCache(cache.target, cache.features, self.rope, cache.block_size, cache.target_scales)
         )
 

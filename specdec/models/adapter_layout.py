@@ -102,8 +102,8 @@ def _bank(
     rank: int,
 ) -> AdapterBank:
     """Return the bank of the adapters of layers, and of products beside them."""
-    if kernels.fused_adapters is not None and (fused := fused_layers(mixers)) is not None:
-        return kernels.fused_adapters(fused, beside.get("qkv"))
+    if kernels.passes is not None and (fused := fused_layers(mixers)) is not None:
+        return kernels.passes.adapters(fused, beside.get("qkv"))
     bank = StackedAdapters(kernels.grouped_lora, places, rank)
     composed = [mixer for mixer in mixers if isinstance(mixer, ComposedMixer)]
     carriers, like = [(mixer.products, mixer.mlp.products) for mixer in composed], composed[0].post_norm.weight

@@ -143,7 +143,7 @@ def load_shard(
     tensor, stages = groups
     plan = plan_of(read_settings(folder), config) if tensor.size > 1 else TPPlan({})
     shard = Shard.of(config, tensor.rank, tensor.size, plan, stages.rank, stages.size)
-    shard.check_groups(kernels.rounded_group)
+    shard.check_groups(kernels.limits.rounded_group)
     tensors = untied(folder, config, read_weights(folder, dtype))
     check_whole(folder, config, tensors)
     own = {held: shard.cut(name, each) for name, each in tensors.items() if (held := shard.own_name(name)) is not None}

@@ -46,7 +46,7 @@ def load_split_head(folder: Path, target: ShardedLlama, kernels: KernelSet, wind
     plan = head_plan(found.config.llama, splits_vocabulary=splits_vocabulary)
     with _split_context(folder):
         shard = Shard.of(found.config.llama, group.rank, group.size, plan)
-        shard.check_groups(kernels.rounded_group)
+        shard.check_groups(kernels.limits.rounded_group)
     part = HeadPart(shard, group)
     parts = part_of_target(target) if splits_vocabulary else target.parts
     with error_context(folder):
