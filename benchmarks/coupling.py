@@ -20,7 +20,7 @@ from benchmarks.report import read_prompts, write
 from specdec import LLM, SamplingParams
 from specdec.config import DEMO
 from specdec.draft_heads.formats.head_kinds import load_head
-from specdec.draft_heads.heads.eagle import EagleHead
+from specdec.draft_heads.heads.eagle import EagleForm
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.train_eagle.data.chat_mask import Sample
 from specdec.train_eagle.passes.features import OnlineFeatures
@@ -37,9 +37,9 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=128)
     args = parser.parse_args()
     llm = LLM(draft=None, dtype="float32")
-    weight = llm.model.lm_head_weight
+    weight = llm.model.weights.lm_head_weight
     head = load_head(DEMO / "eagle", llm.model.parts, llm.engine.worker.cache.kernels).draft.head
-    assert isinstance(head, EagleHead)
+    assert isinstance(head, EagleForm)
     llama = head.llama
     rope = llama.rope.table(llama.head_dim, llama.max_position, torch.float32)
     rows: list[dict[str, Any]] = []

@@ -59,12 +59,12 @@ def train_draft_adapter(
     torch.manual_seed(0)
     kind, given, *_ = from_folder(draft, target)
     source = AdaptedTarget(target, adapter, samples, given.taps, rank)
-    head = kind.new(source.model, given.get_buffer("draft_tokens") if hasattr(given, "draft_tokens") else None)
+    head = kind.new(source.model.weights, given.get_buffer("draft_tokens") if hasattr(given, "draft_tokens") else None)
     own = {name: tensor.float() for name, tensor in given.state_dict().items() if name != "embed_tokens.weight"}
     head.load_state_dict(own, strict=False)
     head.float().requires_grad_(False)
     weights = _adapt(head, rank)
-    trainer = kind.trainer(head, source.model.lm_head_weight, LossSettings("ce", UNROLL))
+    trainer = kind.trainer(head, source.model.weights.lm_head_weight, LossSettings("ce", UNROLL))
     optimizer, losses = torch.optim.Adam(weights.values(), RATE), list[float]()
     for step in range(steps):
         batch = source.batch([(step * BATCH + i) % len(samples) for i in range(BATCH)])
@@ -86,18 +86,19 @@ def _adapt(head: nn.Module, rank: int) -> dict[str, nn.Parameter]:
     found: dict[str, nn.Parameter] = {}
     layers = [layer for layer in head.get_submodule("layers").children() if isinstance(layer, DecoderLayer)]
     for number, layer in enumerate(layers):
-        for product in adapted_products(layer.config, layer.input_size).values():
+        linears = layer.linears | layer.mlp.linears
+        for name, product in adapted_products(layer.config, layer.input_size).items():
             pairs = []
             for part in product.parts:
                 down = nn.Parameter(torch.randn(rank, product.inputs) / math.sqrt(product.inputs))
                 pairs.append((down, nn.Parameter(torch.zeros(part.columns, rank))))
-                name = f"layers.{number}.{part.module}.lora_"
-                found |= {f"{name}A": pairs[-1][0], f"{name}B": pairs[-1][1]}
+                module = f"layers.{number}.{part.module}.lora_"
+                found |= {f"{module}A": pairs[-1][0], f"{module}B": pairs[-1][1]}
 
             def add(
                 _: nn.Module, given: tuple[Tensor], out: Tensor, pairs: list[tuple[nn.Parameter, nn.Parameter]] = pairs
             ) -> Tensor:
                 return out + 2 * torch.cat([given[0] @ down.T @ up.T for down, up in pairs], -1)
 
-            layer.get_submodule(product.attribute).register_forward_hook(add)
+            linears[name].register_forward_hook(add)
     return found

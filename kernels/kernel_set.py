@@ -1,9 +1,9 @@
 """Which implementation of each operation a device runs."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import get_args
 
@@ -26,23 +26,13 @@ from specdec.kernels.reference import tree_attention as tree_attention_reference
 from specdec.kernels.reference.projection import Projection
 from specdec.kernels.reference.sampling import HostSampling
 from specdec.kernels.triton.walks import DeviceWalks
-from specdec.kernels.types.adapters import AdapterBank, GroupedLoRA
-from specdec.kernels.types.draft_trees import BatchWalk
-from specdec.kernels.types.fused import (
-    BlockWeights,
-    DraftingCache,
-    FusedDrafting,
-    FusedLayer,
-    FusedTarget,
-    HeadWeights,
-    LayerWeights,
-    TargetCache,
-    TargetWeights,
-)
+from specdec.kernels.types.adapters import GroupedLoRA
+from specdec.kernels.types.draft_trees import Walks
+from specdec.kernels.types.fused import FusedPasses
 from specdec.kernels.types.product import Product
 from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.types.settings import KernelChoice, Quantization
-from specdec.kernels.types.types import DTYPES, Candidates, NoiseRows, NoiseSource, Stream, TopK
+from specdec.kernels.types.types import DTYPES, Candidates, KernelLimits, NoiseRows, NoiseSource, Stream, TopK
 
 logger = logging.getLogger(__name__)
 
@@ -61,27 +51,12 @@ class KernelSet:
         projection: prepares products with a weight `[out_features, in_features]` and a bias or None.
         perturbed_top_k: the `k` largest scores plus noise of each row (arguments: candidates, noise, k, stream, lane).
             The candidates' scores are not to be used afterwards.
-        coupled_walk: the path of each row's tree along the tokens that the target emits: of a root or node, the argmax
-            of its scores plus the noise of its output position (arguments: processed logits `[rows + nodes, vocab]`,
-            which are not to be used afterwards, trees, and each row's noise at its root, None for a greedy row). The
-            lowest id on ties; `NO_TOKEN`, which ends the path, where the largest is not finite. The host waits for
-            the outcome. None where the rule's text in `verify/` runs on the host, here and in the next.
-        rejection_walk: recursive rejection sampling down each row's tree, with the same arguments; a greedy row
-            follows the argmax.
-        fused_layer: prepares a decoder layer that runs in one call; None where its parts are called one by one.
-        fused_target: prepares a target's pass in one call; None where its parts are called one by one.
         grouped_lora: adds what adapters make of a product's inputs, where products are called one by one.
-        fused_adapters: prepares a bank of adapters for a model's layers in one call, and for a product beside them or
-            None; None where there are none.
+        walks: acceptance rules over a batch.
+        passes: what runs in one call; None where the parts of a layer, a pass and a drafter are called one by one.
+        limits: the sizes that it takes.
         torch_threads: threads that torch's operations may use beside these; None for all. Torch's threads spin for
             milliseconds after an operation, and keep threads of our own from their processors.
-        fused_drafting: prepares a drafter in one call with a head, its output matrix, the vocabulary size, the tokens
-            scored, and its memory; None where the levels are called one by one.
-        fused_block: the same with a block head, whose edge scorer may have rows for some tokens only.
-        head_dims: the only ones that attention takes; None for any.
-        max_nodes: nodes of a tree, or levels times branching while drafting; None for any number.
-        max_group: query heads per KV head; None for any number.
-        rounded_group: inputs of a row that share a scale where plain weights are rounded; None where they are not.
         noise: source of sampled rows' noise; None where the operations make it themselves.
     """
 
@@ -99,20 +74,10 @@ class KernelSet:
     filter_logits: Callable[[Tensor, Tensor], Tensor]
     perturbed_top_k: Callable[[Candidates, NoiseRows, int, Stream, int], TopK]
     grouped_lora: GroupedLoRA
-    coupled_walk: BatchWalk | None = None
-    rejection_walk: BatchWalk | None = None
-    fused_layer: Callable[[LayerWeights], FusedLayer] | None = None
-    fused_drafting: Callable[[HeadWeights, Product, int, Tensor | None, DraftingCache], FusedDrafting] | None = None
-    fused_block: (
-        Callable[[BlockWeights, Product, int, Tensor | None, Tensor | None, DraftingCache], FusedDrafting] | None
-    ) = None
-    fused_target: Callable[[TargetWeights, TargetCache], FusedTarget] | None = None
-    fused_adapters: Callable[[Sequence[FusedLayer], Product | None], AdapterBank] | None = None
+    walks: Walks = field(default_factory=Walks)
+    passes: FusedPasses | None = None
+    limits: KernelLimits = field(default_factory=KernelLimits)
     torch_threads: int | None = None
-    head_dims: tuple[int, ...] | None = None
-    max_nodes: int | None = None
-    max_group: int | None = None
-    rounded_group: int | None = None
     noise: NoiseSource | None = None
 
     @contextmanager
@@ -137,12 +102,13 @@ class KernelSet:
         Raises:
             ValueError: naming the value and what is supported.
         """
-        if self.head_dims is not None and head_dim not in self.head_dims:
-            known = ", ".join(map(str, self.head_dims))
+        limits = self.limits
+        if limits.head_dims is not None and head_dim not in limits.head_dims:
+            known = ", ".join(map(str, limits.head_dims))
             raise ValueError(f"head_dim is {head_dim}; the {self.name} kernels support {known}; use kernels 'torch'")
-        if self.max_group is not None and group > self.max_group:
+        if limits.max_group is not None and group > limits.max_group:
             raise ValueError(
-                f"{group} query heads share a KV head; the {self.name} kernels support up to {self.max_group}; "
+                f"{group} query heads share a KV head; the {self.name} kernels support up to {limits.max_group}; "
                 "use kernels 'torch'"
             )
 
@@ -152,10 +118,10 @@ class KernelSet:
         Raises:
             ValueError: naming the number and what is supported.
         """
-        if self.max_nodes is not None and nodes > self.max_nodes:
+        if self.limits.max_nodes is not None and nodes > self.limits.max_nodes:
             raise ValueError(
                 f"a tree of {nodes} nodes, or levels times branching while drafting: the {self.name} kernels support "
-                f"up to {self.max_nodes}; lower nodes, depth or branching, or use kernels 'torch'"
+                f"up to {self.limits.max_nodes}; lower nodes, depth or branching, or use kernels 'torch'"
             )
 
 
@@ -197,19 +163,20 @@ def native_kernels(noise: NoiseSource, library: Library, quantization: Quantizat
         torch_kernels(noise),
         name="native",
         projection=partial(NativeProjection, library, quantization=quantization),
-        fused_layer=partial(NativeLayer, library, quantization=quantization),
-        rounded_group=GROUP if quantization == "q8" else None,
-        fused_target=partial(NativeTarget, library),
-        fused_adapters=partial(NativeAdapters, library),
+        passes=FusedPasses(
+            layer=partial(NativeLayer, library, quantization=quantization),
+            target=partial(NativeTarget, library),
+            drafting=partial(NativeDrafting, library, noise),
+            block=partial(NativeBlockDrafting, library, noise),
+            adapters=partial(NativeAdapters, library),
+        ),
+        walks=Walks(walks.coupled_walk, walks.rejection_walk),
+        limits=KernelLimits(rounded_group=GROUP if quantization == "q8" else None),
         torch_threads=1,
-        fused_drafting=partial(NativeDrafting, library, noise),
-        fused_block=partial(NativeBlockDrafting, library, noise),
         rms_norm=operations.rms_norm,
         tree_attention=operations.tree_attention,
         filter_logits=operations.filter_logits,
         move_kv=operations.move_kv,
-        coupled_walk=walks.coupled_walk,
-        rejection_walk=walks.rejection_walk,
     )
 
 
@@ -311,10 +278,11 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         copy_between=kv_copy.copy_between,
         filter_logits=logit_filters.filter_logits,
         perturbed_top_k=top_k,
-        coupled_walk=walks.coupled_walk,
-        rejection_walk=walks.rejection_walk,
         grouped_lora=grouped_lora.grouped_lora,
-        head_dims=tree_attention.HEAD_DIMS,
-        max_nodes=tree_attention.MAX_WORDS * WORD_BITS,
-        max_group=tree_attention.MAX_GROUP,
+        walks=Walks(walks.coupled_walk, walks.rejection_walk),
+        limits=KernelLimits(
+            head_dims=tree_attention.HEAD_DIMS,
+            max_nodes=tree_attention.MAX_WORDS * WORD_BITS,
+            max_group=tree_attention.MAX_GROUP,
+        ),
     )

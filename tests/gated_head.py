@@ -5,23 +5,21 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specdec.draft_heads.formats.head_kind import HeadDescription, HeadKind, LoadedHead, Source, expected_shapes, filled
 from specdec.draft_heads.formats.head_settings import HeadSettings, layer_settings
 from specdec.draft_heads.formats.head_tensors import HeadTensors
-from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, HeadConfig, TargetParts
+from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, HeadConfig, HeadForm, TargetParts
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.linear import Linear
-from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, fuse_layer, split_layer
+from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
-from specdec.models.llama import LlamaModel
+from specdec.models.llama import LlamaWeights
 from specdec.train_eagle.training.training_kind import UNROLLED, TrainingKind, initialise, layer_config
-
-LAYER = "layers.0."
 
 
 class GatedHead(FeatureHead):
@@ -31,9 +29,18 @@ class GatedHead(FeatureHead):
         super().__init__(config)
         size = config.llama.hidden_size
         self.gate = Linear(size, size, bias=False)
-        self.layer = LlamaLayer(config.llama)
+        self.layers = nn.ModuleList([LlamaLayer(config.llama)])
 
-    def forward(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
+    def form(self, kernels: KernelSet | None) -> HeadForm:
+        return GatedForm(self, kernels)
+
+
+class GatedForm(HeadForm):
+    def __init__(self, head: GatedHead, kernels: KernelSet | None) -> None:
+        super().__init__(head, kernels)
+        self.gate, (self.layer,) = head.gate.form(kernels), self.layers
+
+    def __call__(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
         embedded = F.embedding(tokens, self.embed_tokens.weight)
         state: Tensor = self.layer(features + torch.sigmoid(self.gate(features)) * embedded, rotary, attentions[0])
         return state
@@ -53,7 +60,7 @@ class GatedKind(HeadKind[HeadConfig, GatedHead]):
             settings=settings,
             config=config,
             tensors=tensors,
-            expected=expected_shapes(lambda: _file_names(GatedHead(config))),
+            expected=expected_shapes(lambda: GatedHead(config).split_parameters()),
             embedding=Source.FILE,
             output=Source.TARGET,
             reads=llama.hidden_size,
@@ -61,24 +68,17 @@ class GatedKind(HeadKind[HeadConfig, GatedHead]):
         )
 
     def build(self, description: HeadDescription[HeadConfig], target: TargetParts, kernels: KernelSet) -> LoadedHead:
-        named = dict(description.tensors.by_name)
-        fuse_layer(named, LAYER)
-        named = {name.replace(LAYER, "layer."): tensor for name, tensor in named.items()}
-        head = filled(partial(GatedHead, description.config), named, {}, target, kernels)
-        return LoadedHead(DraftModel(head, MatrixReadout(target.output, target.config.vocab_size)), description)
+        head = filled(partial(GatedHead, description.config), description.tensors.by_name, {}, target)
+        return LoadedHead(
+            DraftModel(head.form(kernels), MatrixReadout(target.output, target.config.vocab_size)), description
+        )
 
     def check_official(self, description: HeadDescription[HeadConfig]) -> None:
         if description.tokens is not None:
             raise CheckpointError("it proposes some tokens only")
 
     def official(self, head: GatedHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        return layer_settings(head.llama), _file_names(head)
-
-
-def _file_names(head: GatedHead) -> dict[str, Tensor]:
-    named: dict[str, Tensor] = {name.replace("layer.", LAYER): tensor for name, tensor in head.named_parameters()}
-    split_layer(named, LAYER, head.llama)
-    return named
+        return layer_settings(head.llama), head.split_parameters()
 
 
 class GatedTraining(TrainingKind[GatedHead]):
@@ -86,7 +86,7 @@ class GatedTraining(TrainingKind[GatedHead]):
     settings = UNROLLED | {"feature_weight"}
     architecture = "GatedHeadModel"
 
-    def new(self, model: LlamaModel, draft_tokens: Tensor | None) -> GatedHead:
+    def new(self, model: LlamaWeights, draft_tokens: Tensor | None) -> GatedHead:
         assert draft_tokens is None
         head = GatedHead(HeadConfig(layer_config(model.config)))
         initialise(head, model)

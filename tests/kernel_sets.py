@@ -9,6 +9,7 @@ from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.reference import gumbel_argmax as gumbel_argmax_reference
 from specdec.kernels.reference import perturbed_top_k as perturbed_top_k_reference
 from specdec.kernels.triton.walks import DeviceWalks
+from specdec.kernels.types.draft_trees import Walks
 from specdec.kernels.types.types import Candidates, NoiseRows, Stream, TopK
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.packed_walks import rejection_walk, tree_walk
@@ -33,6 +34,5 @@ REFERENCES = replace(
     name="references",
     on_device=True,
     perturbed_top_k=_perturbed_top_k,
-    coupled_walk=_WALKS.coupled_walk,
-    rejection_walk=_WALKS.rejection_walk,
+    walks=Walks(_WALKS.coupled_walk, _WALKS.rejection_walk),
 )

@@ -16,7 +16,7 @@ def coupled_walk(
     trees: DraftTrees,
     noise: NoiseRows,
 ) -> list[Acceptance]:
-    """Follow the token emitted after each node down its row's tree; see `KernelSet.coupled_walk`.
+    """Follow the token emitted after each node down its row's tree; see `Walks.coupled`.
 
     Args:
         argmax: the argmax of scores `[rows, vocab]` plus each row's noise, int64 `[rows]`: a sample of their softmax.

@@ -27,7 +27,7 @@ class CoupledVerifier:
 
     def __init__(self, kernels: KernelSet) -> None:
         self.kernels = kernels
-        self.walk = kernels.coupled_walk or host_coupled_walk(_noise_of(kernels))
+        self.walk = kernels.walks.coupled or host_coupled_walk(_noise_of(kernels))
 
     def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
         """Return the outcome of each row.
@@ -57,7 +57,7 @@ class RejectionVerifier:
 
     def __init__(self, kernels: KernelSet) -> None:
         self.kernels = kernels
-        self.walk = kernels.rejection_walk or host_walk(walk_rejection, _noise_of(kernels).uniforms)
+        self.walk = kernels.walks.rejection or host_walk(walk_rejection, _noise_of(kernels).uniforms)
 
     def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
         """Return the outcome of each row; see `CoupledVerifier.verify`."""

@@ -26,12 +26,11 @@ from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.heads.readout import MatrixReadout
-from specdec.draft_heads.llama.linear import prepare_for_inference
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.reference.projection import Projection
 from specdec.kernels.types.types import Acceptance
-from specdec.models.llama import LlamaModel
+from specdec.models.llama import LlamaModel, LlamaWeights
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampling import Sampling
@@ -63,9 +62,9 @@ class Engines:
         self.sizes, self.device = sizes, device
         self.kernels = choose_kernels("triton", device, sizes.dtype, GumbelNoise(device))
         with torch.device("meta"):
-            self.target = LlamaModel(LlamaConfig.from_json(sizes.model))
-        random_weights(self.target, sizes.dtype, device)
-        prepare_for_inference(self.target, self.kernels)
+            weights = LlamaWeights(LlamaConfig.from_json(sizes.model))
+        random_weights(weights, sizes.dtype, device)
+        self.target = LlamaModel(weights, self.kernels)
         depth, branching, nodes = sizes.shape
         rows = sizes.batches[-1]
         length = sizes.longest + nodes
@@ -107,13 +106,12 @@ class Engines:
             eagle3 = Eagle3Head(Eagle3Config(llama, sizes.taps, llama.hidden_size, sizes.draft_vocab))
         head = eagle if kind == "eagle" else eagle3
         random_weights(head, sizes.dtype, self.device)
-        prepare_for_inference(head, self.kernels)
         readout = MatrixReadout(self.target.output, vocab)
         if head is eagle3:
             chosen = torch.randperm(vocab, device=self.device)[: sizes.draft_vocab].sort().values
             eagle3.draft_tokens.copy_(chosen)
             readout = MatrixReadout(Projection(eagle3.lm_head.weight), vocab, eagle3.draft_tokens)
-        drafts = DraftModel(head, readout)
+        drafts = DraftModel(head.form(self.kernels), readout)
         for mode in MODES:
             engine = self.eagle[mode] = self._build(mode, drafts)
             self.forced[mode] = engine.worker.verifier = Forced(engine.worker.verifier)
@@ -121,7 +119,7 @@ class Engines:
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that every step reads: all but the embedding, of which it reads a few rows."""
-        total = sum(parameter.nbytes for parameter in self.target.parameters())
+        total = sum(parameter.nbytes for parameter in self.target.weights.parameters())
         return total - self.target.embed_tokens.weight.nbytes
 
     @property

@@ -13,10 +13,10 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.drafting.tree_search import Frontier
-from specdec.draft_heads.heads.block_head import BlockHead
+from specdec.draft_heads.heads.block_head import BlockForm
 from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.heads.edge_scorers import CANDIDATES
-from specdec.draft_heads.heads.readout import MatrixReadout, Readout
+from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.kernel_set import KernelSet
@@ -78,7 +78,7 @@ class BlockDrafter(TreeDrafter[Paths]):
 
     def __init__(
         self,
-        head: BlockHead,
+        head: BlockForm,
         readout: Readout,
         kv: Tensor,
         features: Tensor | None,
@@ -93,7 +93,7 @@ class BlockDrafter(TreeDrafter[Paths]):
         scorer = self.scorer
         # The scorer's row of each of the target's tokens, where it has some only.
         self._scorer_rows: Tensor | None = None
-        if scorer is not None and len(scorer.successors) < head.llama.vocab_size:
+        if scorer is not None and head.draft_tokens is not None and len(scorer.successors) < head.llama.vocab_size:
             self._scorer_rows = torch.zeros(head.llama.vocab_size, dtype=torch.int64, device=kv.device)
             self._scorer_rows[head.draft_tokens] = torch.arange(len(head.draft_tokens), device=kv.device)
         super().__init__(head, readout, kv, features, block_size, dtype, shape, proposal, kernels, adapters)
@@ -107,14 +107,12 @@ class BlockDrafter(TreeDrafter[Paths]):
         self._offsets = torch.arange(rows, device=device)
 
     def _one_call(self, head: CachedHead) -> FusedDrafting | None:
-        if self.kernels.fused_block is None or not isinstance(self.readout, MatrixReadout):
-            return None
-        weights = self.head.block_weights()
-        if weights is None:
+        passes = self.kernels.passes
+        if passes is None or not self.readout.is_whole or (weights := self.head.block_weights()) is None:
             return None
         output, tokens = self.readout.projection, self.readout.tokens
         cache = DraftingCache(self.kv, self.features, self.rope, self.block_size, head.first_entry, self.branching)
-        return self.kernels.fused_block(weights, output, self.llama.vocab_size, tokens, self._scorer_rows, cache)
+        return passes.block(weights, output, self.llama.vocab_size, tokens, self._scorer_rows, cache)
 
     def _read(self, rows: Sequence[DraftRow]) -> Tensor:
         """Write the context rows of the tokens to be read; return the embedding of each row's last token."""

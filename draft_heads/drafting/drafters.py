@@ -11,18 +11,18 @@ from specdec.draft_heads.drafting.draft_shape import BlockShape, DraftShape
 from specdec.draft_heads.drafting.drafter import Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
-from specdec.draft_heads.heads.block_head import BlockHead
+from specdec.draft_heads.heads.block_head import BlockForm
 from specdec.draft_heads.heads.draft_head import DraftHead, DraftModel
 from specdec.kernels.kernel_set import KernelSet
 
 
 def shape_for(draft: DraftModel | None, shape: DraftShape) -> DraftShape:
     """Return the bounds of trees for a draft model: a block head's are no deeper than its block."""
-    if draft is None or not isinstance(draft.head, BlockHead):
+    block = None if draft is None else draft.head.block
+    if block is None:
         return shape
-    config = draft.head.config
     given = {one.name: getattr(shape, one.name) for one in fields(DraftShape)}
-    return BlockShape(**{**given, "depth": min(shape.depth, config.num_slots)}, rows=config.block_size)
+    return BlockShape(**{**given, "depth": min(shape.depth, block.slots)}, rows=block.rows)
 
 
 def drafter_of(
@@ -41,6 +41,6 @@ def drafter_of(
         shape: as `shape_for` returns it.
     """
     rest = (draft.readout, kv, features, block_size, dtype, shape, proposal, kernels, draft.adapters)
-    if isinstance(draft.head, BlockHead):
-        return BlockDrafter(draft.head, *rest)
+    if draft.head.block is not None:
+        return BlockDrafter(cast("BlockForm", draft.head), *rest)
     return ModelDrafter(cast("DraftHead", draft.head), *rest)

@@ -12,7 +12,7 @@ from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.drafting.tree_search import Frontier
 from specdec.draft_heads.heads.draft_head import CachedHead, DraftHead
-from specdec.draft_heads.heads.readout import MatrixReadout, Readout
+from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.kernel_set import KernelSet
@@ -52,13 +52,12 @@ class ModelDrafter(TreeDrafter[Tensor]):
         self._own_bits = own_bits(shape.depth - 1, self.branching, kv.device)
 
     def _one_call(self, head: CachedHead) -> FusedDrafting | None:
-        weights = self.head.drafting_weights() if self.kernels.fused_drafting is not None else None
-        if weights is None or not isinstance(self.readout, MatrixReadout):
+        passes = self.kernels.passes
+        if passes is None or not self.readout.is_whole or (weights := self.head.drafting_weights()) is None:
             return None
-        assert self.kernels.fused_drafting is not None
-        output, size, tokens = self.readout.projection, self.readout.vocab_size, self.readout.tokens
+        output, size, tokens = self.readout.projection, self.llama.vocab_size, self.readout.tokens
         cache = DraftingCache(self.kv, self.features, self.rope, self.block_size, head.first_entry, self.branching)
-        return self.kernels.fused_drafting(weights, output, size, tokens, cache)
+        return passes.drafting(weights, output, size, tokens, cache)
 
     def _read(self, rows: Sequence[DraftRow]) -> Tensor:
         """Run the head over the tokens to be read; return its state after each row's last."""

@@ -90,12 +90,13 @@ class BlockKind(HeadKind[BlockConfig, BlockHead]):
         taps = description.taps.of(target.config.num_layers)
         config, tokens = replace(description.config, taps=taps.layers), description.tokens
         lent = {EMBEDDING: target.embedding} if description.embedding == Source.TARGET else {}
-        head = filled(partial(BlockHead, config), description.tensors.by_name, lent, target, kernels)
+        head = filled(partial(BlockHead, config), description.tensors.by_name, lent, target)
+        form = head.form(kernels)
         output = target.output if head.lm_head is None else kernels.projection(head.lm_head.weight, None)
         if head.lm_head is not None and tokens is not None:
             head.draft_tokens.copy_(tokens)
         readout = MatrixReadout(output, config.llama.vocab_size, None if tokens is None else head.draft_tokens)
-        return LoadedHead(DraftModel(head, readout), description)
+        return LoadedHead(DraftModel(form, readout), description)
 
     def check_official(self, description: HeadDescription[BlockConfig]) -> None:
         """Do nothing: the layouts have places for embedding and output matrix, and do without."""

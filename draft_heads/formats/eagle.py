@@ -70,9 +70,11 @@ class EagleKind(HeadKind[EagleConfig, EagleHead]):
     def build(self, description: HeadDescription[EagleConfig], target: TargetParts, kernels: KernelSet) -> LoadedHead:
         config, given = description.config, description.tensors.by_name
         lent = {"embed_tokens.weight": target.embedding} if description.embedding == Source.TARGET else {}
-        head = filled(partial(EagleHead, config), given, lent, target, kernels)
+        head = filled(partial(EagleHead, config), given, lent, target)
         matrix = given[OUTPUT].to(target.embedding) if description.output == Source.FILE else None
-        return LoadedHead(DraftModel(head, _readout(description.tokens, matrix, target, kernels)), description)
+        return LoadedHead(
+            DraftModel(head.form(kernels), _readout(description.tokens, matrix, target, kernels)), description
+        )
 
     def check_official(self, description: HeadDescription[EagleConfig]) -> None:
         if description.embedding != Source.FILE:

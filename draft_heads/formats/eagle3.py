@@ -109,13 +109,14 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
                 named[OUTPUT] = {**named, **lent}[EMBEDDING]
         if config.fc_norm:
             named["fc_norm.weight"] = torch.stack([named[f"fc_norm.{tap}.weight"] for tap in range(len(config.taps))])
-        head = filled(partial(Eagle3Head, config), named, lent, target, kernels)
+        head = filled(partial(Eagle3Head, config), named, lent, target)
+        form = head.form(kernels)
         tokens = description.tokens
         head.draft_tokens.copy_(torch.arange(config.draft_vocab_size) if tokens is None else tokens)
         output = target.output if description.output == Source.TARGET else kernels.projection(head.lm_head.weight, None)
         readout = MatrixReadout(output, config.llama.vocab_size, None if tokens is None else head.draft_tokens)
-        other = DraftModel(head.reading(taps.others), readout) if taps.others else None
-        return LoadedHead(DraftModel(head, readout), description, other)
+        other = DraftModel(form.reading(taps.others), readout) if taps.others else None
+        return LoadedHead(DraftModel(form, readout), description, other)
 
     def check_official(self, description: HeadDescription[Eagle3Config]) -> None:
         is_alike = description.config.llama.hidden_size == description.reads

@@ -17,7 +17,6 @@ from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.formats.tap_ids import TapIds
 from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, HeadConfig, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, allocate, check_finite, fill
-from specdec.draft_heads.llama.linear import prepare_for_inference
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import fuse_layer
 from specdec.kernels.kernel_set import KernelSet
@@ -241,9 +240,8 @@ def filled(
     tensors: Mapping[str, Tensor],
     lent: Mapping[str, Tensor],
     target: TargetParts,
-    kernels: KernelSet,
 ) -> H:
-    """Return a head with weights, ready to serve, on the target's device and in its dtype.
+    """Return a head with weights, on the target's device and in its dtype.
 
     Args:
         make: makes the head without weights.
@@ -256,11 +254,10 @@ def filled(
     allocate(head, target.embedding.dtype, target.embedding.device)
     named = {**tensors, **lent}
     for layer in range(head.llama.num_layers):
-        fuse_layer(named, f"layers.{layer}.")
+        fuse_layer(named, f"layers.{layer}.", head.llama)
     fill(head, named)
     for name, matrix in lent.items():
         part = head.get_submodule(name.removesuffix(".weight"))
         part.weight = nn.Parameter(matrix.detach(), requires_grad=False)
     head.requires_grad_(False).eval()
-    prepare_for_inference(head, kernels)
     return head

@@ -93,7 +93,8 @@ def _recognise(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> He
     check_weight_dtypes({name: x for name, x in tensors.items() if name.rpartition(".")[2] not in id_maps})
     own, found = HeadSettings.from_json(settings), HeadTensors(tensors)
     kind = kind_of(own, found)
-    if kind is None and {"embed_tokens.weight", "norm.weight", "layers.0.mlp.down_proj.weight"}.issubset(found.by_name):
+    has_mlp = any(name.startswith("layers.0.mlp.") for name in found.by_name)
+    if kind is None and has_mlp and {"embed_tokens.weight", "norm.weight"}.issubset(found.by_name):
         raise CheckpointError("not a draft head of a known kind: it holds a whole model; give the folder of a head")
     if kind is None:
         known = ", ".join(f"{one.sign!r} of {one.label}" for one in KINDS.values())

@@ -11,7 +11,7 @@ class BlockAttention:
     """Attention of one layer of packed blocks to context rows and to their own blocks; differentiable.
 
     Args:
-        context: `[context rows, 2 * kv_heads, head_dim]`, this layer's part of `BlockHead.context`, keys not rotated.
+        context: `[context rows, 2 * kv_heads, head_dim]`, this layer's part of `BlockForm.context`, keys not rotated.
         rotary: of the context rows' positions.
         mask: bool `[block rows, context rows + block rows]`, see `block_mask`.
     """

@@ -1,14 +1,15 @@
 """Block draft heads (DFlash 2602.06036, DSpark 2607.05147, Domino 2605.29707): one pass drafts a block of positions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specdec.draft_heads.heads.convolved_layer import ConvolutionConfig, ConvolvedLayer
-from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig, TargetOutput
+from specdec.draft_heads.heads.draft_head import Block, FeatureHead, HeadConfig, HeadForm, TargetOutput
 from specdec.draft_heads.heads.edge_scorers import (
     ConfidenceHead,
     DominoConfig,
@@ -20,7 +21,7 @@ from specdec.draft_heads.heads.edge_scorers import (
     SelectorScorer,
 )
 from specdec.draft_heads.llama.linear import Linear
-from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm
+from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm, fused_layers
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.reference.elementwise import rms_norm
@@ -93,8 +94,8 @@ class BlockConfig(HeadConfig):
 class BlockHead(FeatureHead):
     """Llama layers whose keys and values of known tokens come from the target's features, and of a block from itself.
 
-    The feature of token i, `fc` of the target's taps, becomes a context row by `context`; context rows pass through no
-    layer. The rows of a block, at positions from the anchor's on, go through the layers by `forward`: each sees the
+    The feature of token i, `fc` of the target's taps, becomes a context row (`BlockForm.context`); context rows pass
+    through no layer. The rows of a block, at positions from the anchor's on, go through the layers: each sees the
     context rows of tokens before the anchor, and the rows of its block. A block's own keys are scratch.
 
     In the paged cache, entry i holds the context row of token i - 1, as in EAGLE; the rows of a block whose anchor is
@@ -137,14 +138,9 @@ class BlockHead(FeatureHead):
         return self.config.windows
 
     @property
-    def reach(self) -> int:
-        # Context rows depend on their own token's feature alone.
-        return max(self.windows) if all(self.windows) else 0
-
-    @property
     def decoder_layers(self) -> list[LlamaLayer]:
         """The layers, typed."""
-        return [layer for layer in self.layers if isinstance(layer, LlamaLayer)]
+        return list(cast("Iterable[LlamaLayer]", self.layers))
 
     @property
     def edge_scorer(self) -> EdgeScorer | None:
@@ -155,14 +151,59 @@ class BlockHead(FeatureHead):
         embedded: Tensor = self.embed_tokens(tokens)
         return embedded
 
+    def form(self, kernels: KernelSet | None) -> "BlockForm":
+        return BlockForm(self, kernels)
+
+    def project(self, normed: Tensor) -> Tensor:
+        """Return keys and values in all layers, of normed features."""
+        return F.linear(normed, *self.context_weights())
+
+    def context_weights(self) -> tuple[Tensor, Tensor | None]:
+        """Return the parts of all layers' products that make keys and values, one below the other."""
+        queries, parts = self.llama.num_heads * self.llama.head_dim, [layer.qkv_proj for layer in self.decoder_layers]
+        weight = torch.cat([part.weight[queries:] for part in parts])
+        return weight, torch.cat([part.bias[queries:] for part in parts]) if self.llama.attention_bias else None
+
+    def key_norms(self) -> Tensor | None:
+        """Return the weights of the norms of keys, `[layers, head_dim]`."""
+        norms: list[Tensor] = [layer.k_norm.weight for layer in self.decoder_layers if layer.k_norm is not None]
+        return torch.stack(norms) if norms else None
+
+
+class BlockForm(HeadForm):
+    """`BlockHead` as it is called."""
+
+    config: BlockConfig
+
+    def __init__(self, head: BlockHead, kernels: KernelSet | None) -> None:
+        # Before the layers, which give up the weights that it reads.
+        self._beside = {} if kernels is None else {"qkv": kernels.projection(*head.context_weights())}
+        self._key_norms = head.key_norms()
+        self._rms_norm, self._project = rms_norm if kernels is None else kernels.rms_norm, head.project
+        super().__init__(head, kernels)
+        # Context rows depend on their own token's feature alone.
+        self.reach = max(self.windows) if all(self.windows) else 0
+        self.block = Block(head.config.block_size, head.config.num_slots)
+        self.fc, self.hidden_norm, self.norm = (
+            head.fc.form(kernels),
+            head.hidden_norm.form(kernels),
+            head.norm.form(kernels),
+        )
+        self.markov_head, self.confidence_head = head.markov_head, head.confidence_head
+        self.edge_scorer = head.edge_scorer
+        # The target's id of each row of its own output matrix; None without one.
+        self.draft_tokens = None if head.lm_head is None else head.draft_tokens
+
+    @property
+    def beside(self) -> dict[str, Product]:
+        return self._beside
+
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return `fc` of the taps, `[rows, hidden_size]`, which the cache keeps of each token."""
-        feature: Tensor = self.fc(torch.cat(output.taps, -1))
-        return feature
+        return self.fc(torch.cat(output.taps, -1))
 
     def feature_weights(self) -> FeatureWeights | None:
-        product: Product = self.__dict__["fc"]
-        return FeatureWeights(self.taps, product)
+        return FeatureWeights(self.taps, self.fc)
 
     def context(self, features: Tensor) -> Tensor:
         """Return keys and values of known tokens in all layers, `[rows, layers, 2 * kv_heads, head_dim]`, keys first.
@@ -173,16 +214,17 @@ class BlockHead(FeatureHead):
             features: `[rows, hidden_size]` of `feature_of`.
         """
         llama = self.llama
-        found = self._project(self.hidden_norm(features))
+        project = self._beside.get("qkv", self._project)
+        found = project(self.hidden_norm(features))
         found = found.view(len(features), llama.num_layers, 2 * llama.num_kv_heads, llama.head_dim)
-        weights = self._key_norms()
+        weights = self._key_norms
         if weights is None:
             return found
         keys, values = found.chunk(2, 2)
-        plain = self._norm(keys.reshape(-1, llama.head_dim), torch.ones_like(weights[0]), llama.rms_norm_eps)
+        plain = self._rms_norm(keys.reshape(-1, llama.head_dim), torch.ones_like(weights[0]), llama.rms_norm_eps)
         return torch.cat([plain.view(keys.shape) * weights[:, None], values], 2)
 
-    def forward(self, tokens: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
+    def __call__(self, tokens: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
         """Return the normed states of blocks' rows, `[rows, hidden_size]`, which an output matrix turns into logits.
 
         Args:
@@ -191,11 +233,10 @@ class BlockHead(FeatureHead):
             attentions: one per layer, how the rows see the context and their own block: `PagedAttention` in the
                 engine, `BlockAttention` over whole conversations in training.
         """
-        hidden = self._embed(tokens)
+        hidden = self.embed_tokens(tokens)
         for layer, attention in zip(self.layers, attentions, strict=True):
             hidden = layer(hidden, rotary, attention)
-        normed: Tensor = self.norm(hidden)
-        return normed
+        return self.norm(hidden)
 
     def confidence(self, tokens: Tensor, hidden: Tensor) -> Tensor:
         """Return the logits of the confidence head, `[paths]`.
@@ -213,52 +254,23 @@ class BlockHead(FeatureHead):
         return logits
 
     def block_weights(self) -> BlockWeights | None:
-        """Return the head's parts for drafting in one call, None where it has parts that such a call does not know.
-
-        Never called before the head is prepared for a kernel set with fused layers.
-        """
-        config, scorer = self.config, self.markov_head
-        if config.domino or config.selector or config.convolution:
+        """Return the head's parts for drafting in one call, None where it has parts that such a call does not know."""
+        config, scorer, layers = self.config, self.markov_head, fused_layers(self.mixers)
+        if layers is None or config.domino or config.selector or config.convolution:
             return None
-        context: Product = self.__dict__["_project"]
         return BlockWeights(
             embedding=self.embed_tokens.weight,
             eps=self.llama.rms_norm_eps,
-            layers=[layer.fused for layer in self.decoder_layers],
+            layers=layers,
             causal=config.causal,
             rows=config.block_size,
             slots=config.num_slots,
             mask_token=config.mask_token,
             hidden_norm=self.hidden_norm.weight,
-            context=context,
-            key_norms=self._key_norms(),
+            context=self._beside["qkv"],
+            key_norms=self._key_norms,
             norm=self.norm.weight,
             predecessors=None if scorer is None else scorer.markov_w1.weight,
             successors=None if scorer is None else scorer.successors,
             joint=None if scorer is None else scorer.joint,
         )
-
-    def prepare(self, kernels: KernelSet) -> bool:
-        """Have `context` run by a device's kernels; the layers give up the weights that it reads."""
-        project, weights = kernels.projection(*self._context_weights()), self._key_norms()
-        self.__dict__["_project"] = project
-        self.__dict__["_key_norms"] = lambda: weights
-        self.__dict__["_norm"] = kernels.rms_norm
-        return False
-
-    def _project(self, normed: Tensor) -> Tensor:
-        return F.linear(normed, *self._context_weights())
-
-    def _norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return rms_norm(x, weight, eps)
-
-    def _context_weights(self) -> tuple[Tensor, Tensor | None]:
-        """Return the parts of all layers' products that make keys and values, one below the other."""
-        queries, parts = self.llama.num_heads * self.llama.head_dim, [layer.qkv_proj for layer in self.decoder_layers]
-        weight = torch.cat([part.weight[queries:] for part in parts])
-        return weight, torch.cat([part.bias[queries:] for part in parts]) if self.llama.attention_bias else None
-
-    def _key_norms(self) -> Tensor | None:
-        """Return the weights of the norms of keys, `[layers, head_dim]`."""
-        norms: list[Tensor] = [layer.k_norm.weight for layer in self.decoder_layers if layer.k_norm is not None]
-        return torch.stack(norms) if norms else None

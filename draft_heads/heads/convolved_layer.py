@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer
+from specdec.draft_heads.llama.llama_layer import Attention, ComposedMixer, LayerForm, LlamaLayer
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
 
@@ -75,15 +75,22 @@ class ConvolvedLayer(LlamaLayer):
         self.attention_conv = BlockConvolution(config.hidden_size, convolution, rows)
         self.mlp_conv = BlockConvolution(config.hidden_size, convolution, rows)
 
-    def forward(self, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
-        """See `LlamaLayer`."""
-        assert self.input_layernorm is not None
-        x, kernels = self.attention_conv.before(self.input_layernorm(hidden))
-        x = self.attention_conv.after(self.attend(x, rotary, attention), kernels)
-        x, hidden = self.post_attention_layernorm.add(x, hidden)
-        x, kernels = self.mlp_conv.before(x)
-        return self.mlp_conv.after(self.feed_forward(x), kernels).add_(hidden)
+    def form(self, kernels: KernelSet | None) -> LayerForm:
+        """Return the layer as it is called, always part by part."""
+        return ConvolvedLayerForm(self, kernels)
 
-    def prepare(self, kernels: KernelSet) -> bool:  # noqa: ARG002
-        """Have the parts alone run by a device's kernels."""
-        return False
+
+class ConvolvedLayerForm:
+    """See `LayerForm`."""
+
+    def __init__(self, layer: ConvolvedLayer, kernels: KernelSet | None) -> None:
+        assert layer.input_layernorm is not None
+        self.norm, self.mixer = layer.input_layernorm.form(kernels), ComposedMixer(layer, kernels)
+        self.attention_conv, self.mlp_conv = layer.attention_conv, layer.mlp_conv
+
+    def __call__(self, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
+        x, kernels = self.attention_conv.before(self.norm(hidden))
+        x = self.attention_conv.after(self.mixer.attend(x, rotary, attention), kernels)
+        x, hidden = self.mixer.post_norm.add(x, hidden)
+        x, kernels = self.mlp_conv.before(x)
+        return self.mlp_conv.after(self.mixer.mlp(x), kernels).add_(hidden)

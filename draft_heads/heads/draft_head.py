@@ -1,17 +1,19 @@
 """The interface between drafters and draft heads, and the base of heads that read the target's states."""
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.llama_layer import Attention, new_embedding, split_layer
+from specdec.draft_heads.llama.llama_layer import Attention, DecoderLayer, Mixer, new_embedding, split_layer
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.types.adapters import AdapterBank
+from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.types.adapters import AdapterBank, LowRank
 from specdec.kernels.types.fused import FeatureWeights, HeadWeights
 from specdec.kernels.types.product import Product
 
@@ -28,6 +30,18 @@ class TargetOutput(NamedTuple):
     taps: list[Tensor]
 
 
+class Block(NamedTuple):
+    """Positions that a block head drafts in one pass.
+
+    Attributes:
+        rows: of the pass.
+        slots: positions drafted, the depth of the deepest tree.
+    """
+
+    rows: int
+    slots: int
+
+
 class CachedHead(Protocol):
     """A network with keys and values of its own in the paged cache, as the cache and the target's pass see it.
 
@@ -40,6 +54,12 @@ class CachedHead(Protocol):
         windows: entries that a row's attention sees in each layer, as `PagedAttention.window`; 0 for all.
         reach: number of the last entries that a row depends on through all layers, its own included; 0 for all.
         projects_features: whether `feature_of` has weights of the head.
+        block: what it drafts in one pass; None for a head that drafts by levels.
+        mixers: attention and MLP of its layers.
+        beside: products beside the layers that adapters of the layers' "qkv" change as well, by their names in
+            `LayerAdapter`: keys and values of known tokens in all layers of a block head.
+        module: the weights of a head that reads the target's states; None of another.
+        lm_head: its output matrix as it was loaded; None without one of its own.
     """
 
     llama: LlamaConfig
@@ -56,6 +76,21 @@ class CachedHead(Protocol):
     @property
     def projects_features(self) -> bool: ...
 
+    @property
+    def block(self) -> Block | None: ...
+
+    @property
+    def mixers(self) -> Sequence[Mixer]: ...
+
+    @property
+    def beside(self) -> dict[str, Product]: ...
+
+    @property
+    def module(self) -> "FeatureHead | None": ...
+
+    @property
+    def lm_head(self) -> nn.Linear | None: ...
+
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return the features that the cache keeps, `[rows, feature_size]`; never called if that size is 0."""
         ...
@@ -63,7 +98,7 @@ class CachedHead(Protocol):
     def feature_weights(self) -> FeatureWeights | None:
         """Return the parts of `feature_of` for a pass in one call, None if it has others than such a pass knows.
 
-        Never called where the head reads no features, or before it is prepared for a kernel set with fused layers.
+        Never called where the head reads no features.
         """
         ...
 
@@ -88,10 +123,7 @@ class DraftHead(CachedHead, Protocol):
         ...
 
     def drafting_weights(self) -> HeadWeights | None:
-        """Return the head's parts for drafting in one call, None if it has others than such a call knows.
-
-        Never called before the head is prepared for a kernel set with fused layers.
-        """
+        """Return the head's parts for drafting in one call, None if it has others than such a call knows."""
         ...
 
 
@@ -118,8 +150,8 @@ def first_difference(config: HeadConfig, other: HeadConfig) -> str | None:
     return None
 
 
-class FeatureHead(nn.Module):
-    """Base of heads that read the target's states, with rows and positions as EAGLE has them.
+class FeatureHead(nn.Module, ABC):
+    """Weights of a head that reads the target's states, with rows and positions as EAGLE has them.
 
     Attributes:
         config: the head's shape.
@@ -133,24 +165,74 @@ class FeatureHead(nn.Module):
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
-        self.config, self.llama, self.feature_size = config, config.llama, config.llama.hidden_size
+        self.config, self.llama = config, config.llama
         self.embed_tokens = new_embedding(config.llama.vocab_size, config.llama.hidden_size)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.embed_tokens.weight.dtype
+    @abstractmethod
+    def form(self, kernels: KernelSet | None) -> "HeadForm":
+        """Return the head as it is called; see `Linear`."""
+
+    def forward(self, *inputs: Any) -> Tensor:
+        """Call the head as in training."""
+        states: Tensor = self.form(None)(*inputs)
+        return states
 
     @property
     def windows(self) -> tuple[int, ...]:
         return self.llama.layer_windows
 
     @property
-    def reach(self) -> int:
-        return stacked_reach(self.windows)
+    def decoder_layers(self) -> Sequence[DecoderLayer]:
+        """The layers, typed."""
+        return list(cast("Iterable[DecoderLayer]", self.layers))
+
+    def split_parameters(self) -> dict[str, Tensor]:
+        """Return the parameters by name, those of `layers` split as in `split_layer`."""
+        named: dict[str, Tensor] = dict(self.named_parameters())
+        for layer in range(self.llama.num_layers):
+            split_layer(named, f"layers.{layer}.", self.llama)
+        return named
+
+
+class HeadForm(ABC):
+    """A head as it is called, over its own modules in training and over their forms in serving; a `CachedHead`.
+
+    Attributes:
+        module: its weights; those that a form has in a layout of its own are given up.
+        embed_tokens: its token embedding.
+        layers: its decoder layers.
+    """
+
+    block: Block | None = None
+
+    def __init__(self, head: FeatureHead, kernels: KernelSet | None) -> None:
+        self.module, self.config, self.llama, self.taps = head, head.config, head.llama, head.taps
+        self.windows, self.reach, self.first_entry = head.windows, stacked_reach(head.windows), head.first_entry
+        self.feature_size, self.embed_tokens = head.llama.hidden_size, head.embed_tokens
+        self.layers: list[Any] = [layer.form(kernels) for layer in head.decoder_layers]
+
+    @abstractmethod
+    def __call__(self, *inputs: Any) -> Tensor: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed_tokens.weight.dtype
+
+    @property
+    def mixers(self) -> Sequence[Mixer]:
+        return [layer.mixer for layer in self.layers]
+
+    @property
+    def beside(self) -> dict[str, Product]:
+        return {}
+
+    @property
+    def lm_head(self) -> nn.Linear | None:
+        return getattr(self.module, "lm_head", None)
 
     @property
     def projects_features(self) -> bool:
-        return type(self).feature_of is not FeatureHead.feature_of
+        return type(self).feature_of is not HeadForm.feature_of
 
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return the target states that the head reads; by default those after the final norm."""
@@ -168,31 +250,46 @@ class FeatureHead(nn.Module):
         """Return no parts: a head that has the usual ones says so itself."""
         return None
 
-    def split_parameters(self) -> dict[str, Tensor]:
-        """Return the parameters by name, those of `layers` split as in `split_layer`."""
-        named: dict[str, Tensor] = dict(self.named_parameters())
-        for layer in range(self.llama.num_layers):
-            split_layer(named, f"layers.{layer}.", self.llama)
-        return named
-
 
 def stacked_reach(windows: Sequence[int]) -> int:
     """Return how many of the last entries a row depends on where each layer reads the one below; 0 for all."""
     return 1 + sum(window - 1 for window in windows) if all(windows) else 0
 
 
+class ModelPart(Protocol):
+    """A rank's part of a draft model.
+
+    Attributes:
+        whole: sizes of the whole model.
+    """
+
+    @property
+    def whole(self) -> LlamaConfig: ...
+
+    @property
+    def layer_range(self) -> range:
+        """The layers of the part."""
+        ...
+
+    def cut_low_rank(self, module: str, update: LowRank) -> LowRank:
+        """Return the rank's part of an update of a weight, by its module in a checkpoint."""
+        ...
+
+
 class DraftModel(NamedTuple):
     """A draft head with its readout.
 
     Attributes:
-        head: computes states from tokens: a `DraftHead`, or a `BlockHead`.
+        head: computes states from tokens: a `DraftHead`, or the form of a `BlockHead`.
         readout: computes scores of next tokens from states.
         adapters: the bank of adapters of the head's layers; None where requests may have none.
+        part: the part of it that this rank has; None where it has all.
     """
 
     head: CachedHead
     readout: Readout
     adapters: AdapterBank | None = None
+    part: ModelPart | None = None
 
 
 class TargetParts(NamedTuple):
@@ -200,7 +297,7 @@ class TargetParts(NamedTuple):
 
     Attributes:
         embedding: `[vocab_size, hidden_size]`.
-        output: the output matrix, prepared for inference.
+        output: the output matrix, as a product.
         config: the target's shape.
         divide: replaces parts of a head that was made on the meta device by a rank's own, where ranks share it.
     """

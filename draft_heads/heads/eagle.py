@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig
+from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig, HeadForm
 from specdec.draft_heads.llama.linear import Linear
-from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer
+from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, fused_layers
 from specdec.draft_heads.llama.rope import Rotary
+from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.fused import FeatureWeights, HeadWeights
-from specdec.kernels.types.product import Product
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,20 @@ class EagleHead(FeatureHead):
             LlamaLayer(llama, input_norm=i > 0, window=window) for i, window in enumerate(self.windows)
         )
 
-    def forward(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
+    def form(self, kernels: KernelSet | None) -> "EagleForm":
+        return EagleForm(self, kernels)
+
+
+class EagleForm(HeadForm):
+    """`EagleHead` as it is called."""
+
+    def __init__(self, head: EagleHead, kernels: KernelSet | None) -> None:
+        self.fc = head.fc.form(kernels)
+        super().__init__(head, kernels)
+
+    def __call__(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
         """Return the predicted features, `[rows, hidden_size]`; for the arguments see `DraftHead`."""
-        hidden: Tensor = self.fc(torch.cat([self.embed_tokens(tokens), features], -1))
+        hidden = self.fc(torch.cat([self.embed_tokens(tokens), features], -1))
         for layer, attention in zip(self.layers, attentions, strict=True):
             hidden = layer(hidden, rotary, attention)
         return hidden
@@ -53,10 +64,7 @@ class EagleHead(FeatureHead):
         return FeatureWeights((), None)
 
     def drafting_weights(self) -> HeadWeights | None:
-        product: Product = self.__dict__["fc"]
-        return HeadWeights(
-            self.embed_tokens.weight,
-            self.llama.rms_norm_eps,
-            [layer.fused for layer in self.layers if isinstance(layer, LlamaLayer)],
-            input=product,
-        )
+        layers = fused_layers(self.mixers)
+        if layers is None:
+            return None
+        return HeadWeights(self.embed_tokens.weight, self.llama.rms_norm_eps, layers, input=self.fc)

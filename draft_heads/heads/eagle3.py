@@ -3,20 +3,20 @@
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig, TargetOutput
+from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig, HeadForm, TargetOutput
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.linear import Linear
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.llama_layer import Attention, DecoderLayer, LlamaLayer, RMSNorm
+from specdec.draft_heads.llama.llama_layer import Attention, DecoderLayer, LlamaLayer, RMSNorm, fused_layers
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.reference.elementwise import rms_norm
 from specdec.kernels.types.fused import FeatureWeights, HeadWeights
-from specdec.kernels.types.product import Product
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,27 @@ class Eagle3Head(FeatureHead):
         # On the meta device torch imports its compiler for `arange`.
         self.register_buffer("draft_tokens", tokens if tokens.is_meta else torch.arange(len(tokens)))
 
-    def reading(self, taps: tuple[int, ...]) -> "Eagle3Head":
+    @property
+    def first_layer(self) -> "Eagle3Layer":
+        """The first layer, typed."""
+        return cast("Eagle3Layer", self.layers[0])
+
+    def form(self, kernels: KernelSet | None) -> "Eagle3Form":
+        return Eagle3Form(self, kernels)
+
+
+class Eagle3Form(HeadForm):
+    """`Eagle3Head` as it is called."""
+
+    config: Eagle3Config
+
+    def __init__(self, head: Eagle3Head, kernels: KernelSet | None) -> None:
+        self.input_norm = None if head.input_norm is None else head.input_norm.form(kernels)
+        self.fc_norm = None if head.fc_norm is None else head.fc_norm.form(kernels)
+        self.fc, self.norm = head.fc.form(kernels), head.norm.form(kernels)
+        super().__init__(head, kernels)
+
+    def reading(self, taps: tuple[int, ...]) -> "Eagle3Form":
         """Return a head with the same weights that reads other target layers, as many."""
         assert len(taps) == len(self.taps)
         head = copy(self)
@@ -100,10 +120,9 @@ class Eagle3Head(FeatureHead):
         states = torch.cat(taps, -1)
         if self.input_norm is not None:
             states = self.input_norm(states)
-        feature: Tensor = self.fc(states)
-        return feature
+        return self.fc(states)
 
-    def forward(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
+    def __call__(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
         """Return the states that the head reads of itself one token later, `[rows, hidden_size]`; see `DraftHead`."""
         embedded = self.embed_tokens(tokens)
         first, *later = self.layers
@@ -119,18 +138,18 @@ class Eagle3Head(FeatureHead):
     def feature_weights(self) -> FeatureWeights | None:
         if self.fc_norm is not None or self.input_norm is not None:
             return None
-        product: Product = self.__dict__["fc"]
-        return FeatureWeights(self.taps, product)
+        return FeatureWeights(self.taps, self.fc)
 
     def drafting_weights(self) -> HeadWeights | None:
-        first = self.layers[0]
-        assert isinstance(first, Eagle3Layer)
+        first, layers = self.layers[0], fused_layers(self.mixers)
+        if layers is None:
+            return None
         return HeadWeights(
             self.embed_tokens.weight,
             self.llama.rms_norm_eps,
-            [layer.fused for layer in self.layers if isinstance(layer, DecoderLayer)],
-            embed_norm=first.input_layernorm.weight,
-            state_norm=first.hidden_norm.weight,
+            layers,
+            embed_norm=first.embed_norm.weight,
+            state_norm=first.state_norm.weight,
             residual_is_normed=self.config.norm_before_residual,
             norm=self.norm.weight,
             states_are_normed=self.config.norm_output,
@@ -146,11 +165,22 @@ class Eagle3Layer(DecoderLayer):
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.norm_before_residual = norm_before_residual
 
-    def forward(self, embedded: Tensor, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
+    def form(self, kernels: KernelSet | None) -> "Eagle3LayerForm":
+        return Eagle3LayerForm(self, kernels)
+
+
+class Eagle3LayerForm:
+    """`Eagle3Layer` as it is called."""
+
+    def __init__(self, layer: Eagle3Layer, kernels: KernelSet | None) -> None:
+        self.embed_norm, self.state_norm = layer.input_layernorm.form(kernels), layer.hidden_norm.form(kernels)
+        self.norm_before_residual, self.mixer = layer.norm_before_residual, layer.mixer(kernels)
+
+    def __call__(self, embedded: Tensor, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
         """Return the new state, of the shape of both inputs, `[rows, hidden_size]`."""
-        normed = self.hidden_norm(hidden)
-        x = torch.cat([self.input_layernorm(embedded), normed], -1)
-        return self.mix(x, normed if self.norm_before_residual else hidden, rotary, attention)
+        normed = self.state_norm(hidden)
+        x = torch.cat([self.embed_norm(embedded), normed], -1)
+        return self.mixer(x, normed if self.norm_before_residual else hidden, rotary, attention)
 
 
 class TapNorm(nn.Module):
@@ -160,11 +190,11 @@ class TapNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(taps, size))
         self.eps = eps
-        self.rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
 
-    def forward(self, taps: Sequence[Tensor]) -> list[Tensor]:
-        return [self.rms_norm(tap, weight, self.eps) for tap, weight in zip(taps, self.weight, strict=True)]
+    def form(self, kernels: KernelSet | None) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+        norm = rms_norm if kernels is None else kernels.rms_norm
 
-    def inference_form(self, kernels: KernelSet) -> "TapNorm":
-        self.rms_norm = kernels.rms_norm
-        return self
+        def normed(taps: Sequence[Tensor]) -> list[Tensor]:
+            return [norm(tap, weight, self.eps) for tap, weight in zip(taps, self.weight, strict=True)]
+
+        return normed

@@ -13,7 +13,14 @@ class Readout(Protocol):
 
     Attributes:
         size: number of tokens scored per row.
+        projection: the output matrix; a rank's part of it, where ranks share it.
+        is_whole: whether the scores are those of `projection`.
+        tokens: int64 `[size]`, the tokens scored; None for every token in order.
     """
+
+    projection: Product
+    is_whole: bool
+    tokens: Tensor | None
 
     @property
     def size(self) -> int: ...
@@ -31,6 +38,8 @@ class MatrixReadout:
         vocab_size: the target's vocabulary size.
         tokens: int64 `[size]`, the tokens of the matrix's rows; None for every token in order.
     """
+
+    is_whole = True
 
     def __init__(self, projection: Product, vocab_size: int, tokens: Tensor | None = None) -> None:
         self.projection, self.vocab_size, self.tokens = projection, vocab_size, tokens

@@ -1,5 +1,8 @@
-"""Linear layers for training and serving, and how a module's parts take their form for serving."""
+"""Linear layers for training and serving, and how modules give up weights that their forms have laid out anew."""
 
+from typing import cast
+
+import torch
 from torch import Tensor, nn
 
 from specdec.kernels.kernel_set import KernelSet
@@ -8,14 +11,22 @@ from specdec.kernels.types.product import Product
 
 
 class Linear(nn.Linear):
-    """Linear layer whose inference form is a `Product`."""
+    """Linear layer.
+
+    As most modules of a draft head or a target it has `form(kernels)`, how it is called: in training, where there are
+    no kernels, over the modules themselves; in serving by a plain function or object over the kernels of a device.
+    That skips the module machinery, which at one row a step costs as much as the arithmetic.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply: `[rows, in_features]` to `[rows, out_features]`."""
         return super().forward(pad_rows(x))[: len(x)]
 
-    def inference_form(self, kernels: KernelSet) -> Product:
+    def form(self, kernels: KernelSet | None) -> Product:
         """Take the weights as final. Large ones laid out anew are not kept in their old layout as well."""
+        if kernels is None:
+            # Training calls it, and asks for nothing else.
+            return cast("Product", self)
         product = kernels.projection(self.weight, self.bias)
         if not product.keeps_weight:
             product.weight = self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
@@ -24,21 +35,9 @@ class Linear(nn.Linear):
         return product
 
 
-def prepare_for_inference(module: nn.Module, kernels: KernelSet) -> None:
-    """Have a module's parts run by a device's kernels from now on.
-
-    A module with `prepare(kernels)` that returns True has prepared all its parts. Otherwise every part that has an
-    `inference_form(kernels)` is called in that form: an instance's own attribute goes before `nn.Module`'s search for a
-    submodule, so the form hides the part that it came from, and its calls skip the module machinery, which at one row a
-    step costs as much as the arithmetic.
-    """
-    prepare = getattr(module, "prepare", None)
-    if prepare is not None and prepare(kernels):
-        return
-    for name, part in module.named_children():
-        inference_form = getattr(part, "inference_form", None)
-        if inference_form is None:
-            prepare_for_inference(part, kernels)
-            continue
-        assert name.isidentifier(), f"part {name} of a list is not called as an attribute"
-        module.__dict__[name] = inference_form(kernels)
+def give_up(*parts: nn.Module | None) -> None:
+    """Free the weights of modules whose form has them in a layout of its own."""
+    for module in (module for part in parts if part is not None for module in part.modules()):
+        for name, weight in list(module.named_parameters(recurse=False)):
+            nothing = torch.empty(0, dtype=weight.dtype, device=weight.device)
+            setattr(module, name, nn.Parameter(nothing, requires_grad=False))

@@ -1,19 +1,19 @@
 """The Llama decoder layer over packed rows: targets and heads, serving and training, are made of it."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, fuse
-from specdec.draft_heads.llama.linear import Linear, prepare_for_inference
+from specdec.draft_heads.llama.linear import Linear, give_up
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.mlp import mlp_kind
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.reference.elementwise import add_rms_norm, rms_norm, silu_and_mul
+from specdec.kernels.reference.elementwise import add_rms_norm, rms_norm
 from specdec.kernels.types.fused import FusedLayer, LayerWeights
 from specdec.kernels.types.ragged_rows import RaggedRows
 
@@ -65,21 +65,34 @@ class PagedAttention:
         return self.kernels.tree_attention(query, self.kv, self.rows, scale, self.window, self.slopes, self.scales)
 
 
+class Norm(Protocol):
+    """`RMSNorm` as it is called."""
+
+    weight: Tensor
+
+    def __call__(self, x: Tensor, /) -> Tensor: ...
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the norm of `residual + x`, and the sum itself."""
+        ...
+
+
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
+        self.weight: Tensor = nn.Parameter(torch.ones(size))
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the norm of `residual + x`, and the sum itself."""
+        """See `Norm`."""
         return add_rms_norm(x, residual, self.weight, self.eps)
 
-    def inference_form(self, kernels: KernelSet) -> "ServedRMSNorm":
-        return ServedRMSNorm(self.weight.detach(), self.eps, kernels)
+    def form(self, kernels: KernelSet | None) -> Norm:
+        """Return the norm by a device's kernels; see `Linear`."""
+        return self if kernels is None else ServedRMSNorm(self.weight.detach(), self.eps, kernels)
 
 
 class ServedRMSNorm:
@@ -95,31 +108,18 @@ class ServedRMSNorm:
         return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
 
 
-class SiluAndMul(nn.Module):
-    """`silu(gate) * up` for `[rows, 2 * intermediate]`."""
-
-    def forward(self, gate_up: Tensor) -> Tensor:
-        return silu_and_mul(gate_up)
-
-    def inference_form(self, kernels: KernelSet) -> Callable[[Tensor], Tensor]:
-        return kernels.silu_and_mul
-
-
-FusedMix = Callable[[Tensor | None, Tensor, Rotary, Attention], Tensor]
-
-
-class DecoderLayer(nn.Module):
-    """Attention and MLP with residuals; subclasses make the input of the attention.
+class DecoderLayer(nn.Module, ABC):
+    """Weights of attention and MLP with residuals; subclasses make the input of the attention.
 
     Args:
         input_size: of what queries, keys and values are made from.
         window: of a layer that runs in one call; else `PagedAttention` has it, as it has ALiBi's slopes.
 
     Attributes:
-        fused: the layer in one call, once it is prepared for a kernel set that has that.
+        reduce: sums the outputs of attention over ranks, where each has some of the heads; None where one has all.
     """
 
-    fused: FusedLayer
+    reduce: Callable[[Tensor], Tensor] | None = None
 
     def __init__(self, config: LlamaConfig, input_size: int, window: int = 0) -> None:
         super().__init__()
@@ -131,45 +131,34 @@ class DecoderLayer(nn.Module):
         self.k_norm = RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else None
         self.o_proj = Linear(config.num_heads * dim, hidden, bias=config.output_bias)
         self.post_attention_layernorm = RMSNorm(hidden, config.rms_norm_eps)
-        self.gate_up_proj = Linear(hidden, 2 * config.intermediate_size, bias=config.mlp_bias)
-        self.act = SiluAndMul()
-        self.down_proj = Linear(config.intermediate_size, hidden, bias=config.mlp_bias)
+        self.mlp = mlp_kind(config)(config)
 
-    def mix(self, x: Tensor, residual: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
-        """Run attention and MLP: `x` `[rows, input_size]`, `residual` and output `[rows, hidden_size]`."""
-        x, residual = self.post_attention_layernorm.add(self.attend(x, rotary, attention), residual)
-        return self.feed_forward(x).add_(residual)
+    @abstractmethod
+    def form(self, kernels: KernelSet | None) -> Any:
+        """Return the layer as it is called; see `Linear`."""
 
-    def attend(self, x: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
-        """Run attention: `[rows, input_size]` to `[rows, hidden_size]`."""
-        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
-        qkv = self.qkv_proj(x).view(x.shape[0], heads + 2 * kv_heads, self.config.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            for norm, part in ((self.q_norm, qkv[:, :heads]), (self.k_norm, qkv[:, heads : heads + kv_heads])):
-                part.copy_(norm(part.reshape(-1, part.shape[-1])).view_as(part))
-        output: Tensor = self.o_proj(attention(qkv, rotary, heads).flatten(1))
-        return output
+    @property
+    def linears(self) -> dict[str, Linear]:
+        """The linear layers of attention that adapters may change, by their names in `LayerAdapter`."""
+        return {"qkv": self.qkv_proj, "output": self.o_proj}
 
-    def feed_forward(self, x: Tensor) -> Tensor:
-        """Run the MLP: `[rows, hidden_size]` to `[rows, hidden_size]`."""
-        output: Tensor = self.down_proj(self.act(self.gate_up_proj(x)))
-        return output
+    def mixer(self, kernels: KernelSet | None, input_norm: RMSNorm | None = None) -> "Mixer":
+        """Return attention and MLP in one call where the kernel set can, and part by part elsewhere.
 
-    def prepare(self, kernels: KernelSet) -> bool:
-        """Have `mix` run in one call where the kernel set can; the parts that it replaces are given up."""
-        if kernels.fused_layer is None:
-            return False
-        self.__dict__["mix"] = self._fused(kernels.fused_layer, None)
-        prepare_for_inference(self, replace(kernels, fused_layer=None))
-        return True
+        Args:
+            input_norm: of the residual, which makes the input of attention, where that is to be in the call.
+        """
+        return self._fused(kernels, input_norm) or ComposedMixer(self, kernels)
 
-    def _fused(self, fused_layer: Callable[[LayerWeights], FusedLayer], input_norm: Tensor | None) -> FusedMix:
-        config = self.config
-
-        def pair(part: Linear) -> tuple[Tensor, Tensor | None]:
-            return part.weight, part.bias
-
-        self.fused = run = fused_layer(
+    def _fused(self, kernels: KernelSet | None, input_norm: RMSNorm | None) -> "FusedMixer | None":
+        """Return the layer in one call, which takes its weights; None where the kernel set has none for its parts."""
+        if kernels is None or kernels.passes is None or self.reduce is not None:
+            return None
+        config, mlp, norms = self.config, self.mlp.weights(), (input_norm, self.q_norm, self.k_norm)
+        if mlp is None:
+            return None
+        given, query_norm, key_norm = (None if norm is None else norm.weight for norm in norms)
+        run = kernels.passes.layer(
             LayerWeights(
                 heads=config.num_heads,
                 kv_heads=config.num_kv_heads,
@@ -177,24 +166,88 @@ class DecoderLayer(nn.Module):
                 window=self.window,
                 slopes=config.slopes(torch.float32, torch.device("cpu")),
                 eps=config.rms_norm_eps,
-                input_norm=input_norm,
-                query_norm=None if self.q_norm is None else self.q_norm.weight,
-                key_norm=None if self.k_norm is None else self.k_norm.weight,
+                input_norm=given,
+                query_norm=query_norm,
+                key_norm=key_norm,
                 post_norm=self.post_attention_layernorm.weight,
-                qkv=pair(self.qkv_proj),
-                output=pair(self.o_proj),
-                gate_up=pair(self.gate_up_proj),
-                down=pair(self.down_proj),
+                qkv=(self.qkv_proj.weight, self.qkv_proj.bias),
+                output=(self.o_proj.weight, self.o_proj.bias),
+                mlp=mlp,
             )
         )
-        for name in ("qkv_proj", "q_norm", "k_norm", "o_proj", "post_attention_layernorm", "gate_up_proj", "down_proj"):
-            delattr(self, name)
+        give_up(self.qkv_proj, self.q_norm, self.k_norm, self.o_proj, self.post_attention_layernorm, self.mlp)
+        return FusedMixer(run, self.input_size)
 
-        def mix(x: Tensor | None, residual: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
-            assert isinstance(attention, PagedAttention)
-            return run(x, residual, *rotary, attention.kv, attention.slots, attention.rows, attention.scales)
 
-        return mix
+class ComposedMixer:
+    """Attention and MLP with residuals, part by part: over modules in training, over their forms in serving.
+
+    Attributes:
+        products: by their names in `LayerAdapter`; those of the MLP are in `mlp`.
+        input_size: see `DecoderLayer`.
+    """
+
+    fused = None
+
+    def __init__(self, layer: DecoderLayer, kernels: KernelSet | None) -> None:
+        config = layer.config
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.input_size = layer.input_size
+        self.products = {name: part.form(kernels) for name, part in layer.linears.items()}
+        self.query_norm = None if layer.q_norm is None else layer.q_norm.form(kernels)
+        self.key_norm = None if layer.k_norm is None else layer.k_norm.form(kernels)
+        self.post_norm, self.mlp = layer.post_attention_layernorm.form(kernels), layer.mlp.form(kernels)
+        self.reduce = layer.reduce
+
+    def __call__(self, x: Tensor, residual: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
+        """Run attention and MLP: `x` `[rows, input_size]`, `residual` and output `[rows, hidden_size]`."""
+        x, residual = self.post_norm.add(self.attend(x, rotary, attention), residual)
+        return self.mlp(x).add_(residual)
+
+    def attend(self, x: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
+        """Run attention: `[rows, input_size]` to `[rows, hidden_size]`, summed over ranks."""
+        heads, kv_heads = self.num_heads, self.num_kv_heads
+        qkv = self.products["qkv"](x).view(x.shape[0], heads + 2 * kv_heads, self.head_dim)
+        if self.query_norm is not None and self.key_norm is not None:
+            for norm, part in ((self.query_norm, qkv[:, :heads]), (self.key_norm, qkv[:, heads : heads + kv_heads])):
+                part.copy_(norm(part.reshape(-1, part.shape[-1])).view_as(part))
+        output = self.products["output"](attention(qkv, rotary, heads).flatten(1))
+        return output if self.reduce is None else self.reduce(output)
+
+
+class FusedMixer:
+    """Attention and MLP with residuals by a layer that runs in one call.
+
+    Args:
+        fused: the layer.
+        input_size: see `DecoderLayer`.
+    """
+
+    def __init__(self, fused: FusedLayer, input_size: int) -> None:
+        self.fused, self.input_size = fused, input_size
+
+    def __call__(self, x: Tensor | None, residual: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
+        """See `ComposedMixer`; without `x` the layer makes it from the residual."""
+        assert isinstance(attention, PagedAttention)
+        return self.fused(x, residual, *rotary, attention.kv, attention.slots, attention.rows, attention.scales)
+
+
+Mixer = ComposedMixer | FusedMixer
+
+
+class LayerForm(Protocol):
+    """A decoder layer as it is called.
+
+    Attributes:
+        mixer: its attention and MLP.
+    """
+
+    @property
+    def mixer(self) -> Mixer: ...
+
+    def __call__(self, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
+        """Run the layer: `[rows, hidden_size]` to `[rows, hidden_size]`."""
+        ...
 
 
 class LlamaLayer(DecoderLayer):
@@ -205,18 +258,32 @@ class LlamaLayer(DecoderLayer):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps) if input_norm else None
 
     def forward(self, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
-        """Run the layer: `[rows, hidden_size]` to `[rows, hidden_size]`."""
-        x = hidden if self.input_layernorm is None else self.input_layernorm(hidden)
-        return self.mix(x, hidden, rotary, attention)
+        """See `LayerForm`."""
+        return self.form(None)(hidden, rotary, attention)
 
-    def prepare(self, kernels: KernelSet) -> bool:
-        """Have the whole layer run in one call where the kernel set can."""
-        if kernels.fused_layer is None:
-            return False
-        norm = self.input_layernorm
-        mix = self._fused(kernels.fused_layer, None if norm is None else norm.weight)
-        self.__dict__["forward"] = partial(mix, None)
-        return True
+    def form(self, kernels: KernelSet | None) -> LayerForm:
+        return LlamaLayerForm(self, kernels)
+
+
+class LlamaLayerForm:
+    """See `LayerForm`."""
+
+    def __init__(self, layer: LlamaLayer, kernels: KernelSet | None) -> None:
+        norm = layer.input_layernorm
+        self.norm = None if norm is None else norm.form(kernels)
+        self.mixer = layer.mixer(kernels, norm)
+
+    def __call__(self, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
+        if isinstance(self.mixer, FusedMixer):
+            return self.mixer(None, hidden, rotary, attention)
+        return self.mixer(hidden if self.norm is None else self.norm(hidden), hidden, rotary, attention)
+
+
+def fused_layers(mixers: Iterable[Mixer]) -> list[FusedLayer] | None:
+    """Return layers in one call each; None if one has its parts called one by one."""
+    found = [mixer.fused for mixer in mixers]
+    fused = [layer for layer in found if layer is not None]
+    return fused if len(fused) == len(found) else None
 
 
 # Parts of a layer by their names in the Hugging Face layout, and here.
@@ -224,7 +291,6 @@ RENAMED = (
     ("self_attn.o_proj", "o_proj"),
     ("self_attn.q_norm", "q_norm"),
     ("self_attn.k_norm", "k_norm"),
-    ("mlp.down_proj", "down_proj"),
 )
 
 
@@ -240,12 +306,12 @@ def check_layers(tensors: Mapping[str, Tensor], num_layers: int) -> None:
         raise CheckpointError(f"config.json: num_hidden_layers = {num_layers}, but layers.{missing} has no tensors")
 
 
-def fuse_layer(tensors: dict[str, Tensor], prefix: str) -> None:
-    """Rename a layer's tensors from the Hugging Face layout to `LlamaLayer`'s, fusing QKV and gate-up."""
+def fuse_layer(tensors: dict[str, Tensor], prefix: str, config: LlamaConfig) -> None:
+    """Rename a layer's tensors from the Hugging Face layout to `LlamaLayer`'s, fusing what one product makes."""
+    mlp_kind(config).fuse(tensors, f"{prefix}mlp.")
     for kind in ("weight", "bias"):
         parts = [f"{prefix}self_attn.{name}_proj.{kind}" for name in "qkv"]
         fuse(tensors, f"{prefix}qkv_proj.{kind}", parts)
-        fuse(tensors, f"{prefix}gate_up_proj.{kind}", [f"{prefix}mlp.{name}_proj.{kind}" for name in ("gate", "up")])
         for old, new in RENAMED:
             if f"{prefix}{old}.{kind}" in tensors:
                 tensors[f"{prefix}{new}.{kind}"] = tensors.pop(f"{prefix}{old}.{kind}")
@@ -253,14 +319,12 @@ def fuse_layer(tensors: dict[str, Tensor], prefix: str) -> None:
 
 def split_layer(tensors: dict[str, Tensor], prefix: str, config: LlamaConfig) -> None:
     """Rename and split a layer's tensors to the Hugging Face layout: the inverse of `fuse_layer`."""
+    mlp_kind(config).split(tensors, f"{prefix}mlp.")
     sizes = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
     for kind in ("weight", "bias"):
         if (qkv := tensors.pop(f"{prefix}qkv_proj.{kind}", None)) is not None:
             for name, part in zip("qkv", torch.split(qkv, sizes), strict=True):
                 tensors[f"{prefix}self_attn.{name}_proj.{kind}"] = part.contiguous()
-        if (gate_up := tensors.pop(f"{prefix}gate_up_proj.{kind}", None)) is not None:
-            for name, part in zip(("gate", "up"), gate_up.chunk(2), strict=True):
-                tensors[f"{prefix}mlp.{name}_proj.{kind}"] = part.contiguous()
         for old, new in RENAMED:
             if (tensor := tensors.pop(f"{prefix}{new}.{kind}", None)) is not None:
                 tensors[f"{prefix}{old}.{kind}"] = tensor

@@ -127,11 +127,12 @@ class NativeLayer:
 
     def __init__(self, library: Library, weights: LayerWeights, quantization: Quantization = "none") -> None:
         self.library = library
-        hidden, intermediate = weights.down[0].shape
+        hidden, intermediate = weights.mlp.down[0].shape
         order = blocks_in_turn(intermediate)
         made = partial(PackedMatrix, dtype=library.dtype, memory=library.weights, quantization=quantization)
         qkv, output = made(*weights.qkv), made(*weights.output)
-        gate_up, down = made(*weights.gate_up, order=order), made(*weights.down, depth=len(order) // 2)
+        mlp = weights.mlp
+        gate_up, down = made(*mlp.gate_up, order=order), made(*mlp.down, depth=len(order) // 2)
         vectors = [
             None if vector is None else vector.detach().float().contiguous()
             for vector in (weights.input_norm, weights.query_norm, weights.key_norm, weights.post_norm, weights.slopes)

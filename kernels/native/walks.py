@@ -27,7 +27,7 @@ class NativeWalks:
         self.library, self.noise = library, noise
 
     def coupled_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
-        """See `KernelSet.coupled_walk`; takes float32, bfloat16 and float16, and changes no scores."""
+        """See `Walks.coupled`; takes float32, bfloat16 and float16, and changes no scores."""
         keys, size = noise.keys, scores.shape[1]
         if all(key is None for key in keys):
             return self._walk(COUPLED, scores, trees, noise)
@@ -55,7 +55,7 @@ class NativeWalks:
         return vectors
 
     def rejection_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
-        """See `KernelSet.rejection_walk`; takes float32, bfloat16 and float16."""
+        """See `Walks.rejection`; takes float32, bfloat16 and float16."""
         return self._walk(REJECTION, scores, trees, noise)
 
     def _walk(

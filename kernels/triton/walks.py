@@ -26,12 +26,12 @@ class DeviceWalks(NamedTuple):
     reject: Callable[[Tensor, DraftProbs | None, PackedTrees, NoiseColumns], Walk]
 
     def coupled_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
-        """See `KernelSet.coupled_walk`."""
+        """See `Walks.coupled`."""
         emitted = self.argmax(scores, trees.noise(noise.keys, scores.device))
         return _read([self.follow(emitted, _packed(trees, emitted.device))], trees)
 
     def rejection_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
-        """See `KernelSet.rejection_walk`.
+        """See `Walks.rejection`.
 
         Rows whose children are weighed against q are walked apart from the others: a launch weighs all or none. A
         greedy row follows the argmax, whatever its children were drawn from.

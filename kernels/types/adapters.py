@@ -31,8 +31,37 @@ class LowRank(NamedTuple):
     up: Tensor
 
 
-# The parts of a layer's products, by their names in `LayerWeights`: queries, keys and values of "qkv", gate and up of
-# "gate_up", and one part of "output" and "down".
+class AdaptedPart(NamedTuple):
+    """A linear layer in a checkpoint, and the rows of its weight."""
+
+    module: str
+    columns: int
+
+
+class AdaptableProduct(NamedTuple):
+    """A product of a layer that adapters may change.
+
+    Attributes:
+        inputs: columns of its weight.
+        parts: the layers of a checkpoint that are joined in it.
+    """
+
+    inputs: int
+    parts: tuple[AdaptedPart, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Its inputs, then the columns of its parts."""
+        return self.inputs, *(part.columns for part in self.parts)
+
+
+def adaptable(inputs: int, parts: Mapping[str, int]) -> AdaptableProduct:
+    """Return a product of parts, whose names and columns are given."""
+    return AdaptableProduct(inputs, tuple(AdaptedPart(*part) for part in parts.items()))
+
+
+# Low-rank updates of the parts of each product of a layer, by the products' names: "qkv", "output", and those of the
+# layer's MLP.
 LayerAdapter = Mapping[str, Sequence[LowRank]]
 
 

@@ -1,6 +1,7 @@
 """Batches of draft trees, one per row: the value that flows from the drafter to packing, verification and read-back."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -123,3 +124,21 @@ class HostTrees:
 DraftTrees = HostTrees | DeviceTrees
 # An acceptance rule over a batch: (processed logits `[rows + nodes, vocab]`, trees, each row's noise at its root).
 BatchWalk = Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
+
+
+@dataclass(frozen=True)
+class Walks:
+    """Acceptance rules of a kernel set; None where the rule's text in `verify/` runs on the host.
+
+    Attributes:
+        coupled: the path of each row's tree along the tokens that the target emits: of a root or node, the argmax of
+            its scores plus the noise of its output position (arguments: processed logits `[rows + nodes, vocab]`, which
+            are not to be used afterwards, trees, and each row's noise at its root, None for a greedy row). The lowest
+            id on ties; `NO_TOKEN`, which ends the path, where the largest is not finite. The host waits for the
+            outcome.
+        rejection: recursive rejection sampling down each row's tree, with the same arguments; a greedy row follows the
+            argmax.
+    """
+
+    coupled: BatchWalk | None = None
+    rejection: BatchWalk | None = None

@@ -1,15 +1,28 @@
 """Types of fused operations: a decoder layer, a pass of the target, a drafter, each in one call."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from specdec.kernels.types.adapters import AdapterBank
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.product import Product
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.tree import DraftTree, TreeRow
 from specdec.kernels.types.types import NoiseKey
+
+
+class GatedWeights(NamedTuple):
+    """Weights of a gated MLP, each a weight `[outputs, inputs]` and a bias or None.
+
+    Attributes:
+        gate_up: gate first, `[2 * intermediate, hidden]`.
+    """
+
+    gate_up: tuple[Tensor, Tensor | None]
+    down: tuple[Tensor, Tensor | None]
 
 
 class LayerWeights(NamedTuple):
@@ -22,8 +35,7 @@ class LayerWeights(NamedTuple):
         eps: of all norms.
         input_norm: of what queries, keys and values are made from; None where the caller makes it, or none is wanted.
         query_norm: of each query head, `[head_dim]`, or None.
-        qkv: weight `[(heads + 2 * kv_heads) * head_dim, inputs]` and bias or None; so the other three.
-        gate_up: gate first, `[2 * intermediate, hidden]`.
+        qkv: weight `[(heads + 2 * kv_heads) * head_dim, inputs]` and bias or None, and so `output`.
     """
 
     heads: int
@@ -38,8 +50,7 @@ class LayerWeights(NamedTuple):
     post_norm: Tensor
     qkv: tuple[Tensor, Tensor | None]
     output: tuple[Tensor, Tensor | None]
-    gate_up: tuple[Tensor, Tensor | None]
-    down: tuple[Tensor, Tensor | None]
+    mlp: GatedWeights
 
 
 class FusedLayer(Protocol):
@@ -264,3 +275,23 @@ class FusedDrafting(Protocol):
             least_reach: total probability of a level's expanded nodes below which a row's search ends.
         """
         ...
+
+
+@dataclass(frozen=True)
+class FusedPasses:
+    """What a kernel set runs in one call, from Python's side.
+
+    Attributes:
+        layer: prepares a decoder layer.
+        target: prepares a target's pass over its memory.
+        drafting: prepares a drafter with a head, its output matrix, the vocabulary size, the tokens scored, and its
+            memory.
+        block: the same with a block head, whose edge scorer may have rows for some tokens only.
+        adapters: prepares a bank of adapters for a model's layers, and for a product beside them or None.
+    """
+
+    layer: Callable[[LayerWeights], FusedLayer]
+    target: Callable[[TargetWeights, TargetCache], FusedTarget]
+    drafting: Callable[[HeadWeights, Product, int, Tensor | None, DraftingCache], FusedDrafting]
+    block: Callable[[BlockWeights, Product, int, Tensor | None, Tensor | None, DraftingCache], FusedDrafting]
+    adapters: Callable[[Sequence[FusedLayer], Product | None], AdapterBank]

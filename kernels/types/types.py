@@ -1,6 +1,7 @@
 """The types that kernels, their references and their callers share."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +16,23 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROOT = -1
 # What is emitted where no token can be: the row's logits are not finite, or every token is forbidden.
 NO_TOKEN = -1
+
+
+@dataclass(frozen=True)
+class KernelLimits:
+    """Sizes that a kernel set takes.
+
+    Attributes:
+        head_dims: the only ones that attention takes; None for any.
+        max_nodes: nodes of a tree, or levels times branching while drafting; None for any number.
+        max_group: query heads per KV head; None for any number.
+        rounded_group: inputs of a row that share a scale where plain weights are rounded; None where they are not.
+    """
+
+    head_dims: tuple[int, ...] | None = None
+    max_nodes: int | None = None
+    max_group: int | None = None
+    rounded_group: int | None = None
 
 
 class Stream(IntEnum):

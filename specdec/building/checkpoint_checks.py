@@ -71,5 +71,5 @@ def check_split(folder: Path, target: LlamaConfig, layout: RankLayout) -> None:
     Raises:
         ValueError: heads, neurons or layers that cannot be shared.
     """
-    plan = plan_of(read_settings(folder)) if layout.tensor > 1 else TPPlan({})
+    plan = plan_of(read_settings(folder), target) if layout.tensor > 1 else TPPlan({})
     Shard.of(target, 0, layout.tensor, plan, 0, layout.stages)

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import nn
@@ -11,17 +12,16 @@ from specdec.config import EngineConfig
 from specdec.core.device import DTYPES
 from specdec.draft_heads.formats.head_kind import LoadedHead
 from specdec.draft_heads.formats.head_kinds import load_head
-from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, first_difference
-from specdec.draft_heads.heads.readout import MatrixReadout
+from specdec.draft_heads.heads.draft_head import DraftModel, HeadForm, first_difference
+from specdec.draft_heads.llama.linear import give_up
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.product import Product
 from specdec.models.adapter_layout import attach_draft_adapters
 from specdec.models.hub import shown_path
 from specdec.models.llama import LlamaModel
-from specdec.models.llama_draft import LlamaDraftHead, holds_llama, load_llama_draft
-from specdec.models.sharded_llama import ShardedLlama
-from specdec.models.split_head import load_split_head, load_split_llama, split_kernels
-from specdec.models.split_parts import SplitReadout
+from specdec.models.llama_draft import holds_llama, load_llama_draft
+from specdec.models.sharded_llama import sharded
+from specdec.models.split_head import load_split_head, load_split_llama
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,6 @@ def load_drafts(config: EngineConfig, target: LlamaModel, kernels: KernelSet) ->
 
 
 def _load(config: EngineConfig, folder: Path, target: LlamaModel, kernels: KernelSet) -> DraftModel:
-    kernels = draft_kernels(config, kernels)
     if holds_llama(folder):
         draft_model = _load_llama(config, folder, target, kernels)
     else:
@@ -57,31 +56,23 @@ def _load(config: EngineConfig, folder: Path, target: LlamaModel, kernels: Kerne
             f"{folder} has {positions} positions, fewer than the {context} tokens of a request: beyond them nothing "
             "is drafted; limit requests by max_model_len, or take another draft model"
         )
-    head, readout, _ = draft_model
-    adapters = None
-    if config.enable_lora:
-        adapters = attach_draft_adapters(head, kernels, config.max_loras, config.max_lora_rank)
-    return DraftModel(head, readout, adapters)
-
-
-def draft_kernels(config: EngineConfig, kernels: KernelSet) -> KernelSet:
-    """Return the kernels that run the draft model."""
-    return kernels if config.draft_tensor_parallel_size == 1 else split_kernels(kernels)
+    if not config.enable_lora:
+        return draft_model
+    adapters = attach_draft_adapters(draft_model.head, kernels, config.max_loras, config.max_lora_rank)
+    return draft_model._replace(adapters=adapters)
 
 
 def _load_head(config: EngineConfig, folder: Path, target: LlamaModel, kernels: KernelSet) -> LoadedHead:
     if config.draft_tensor_parallel_size == 1:
         return load_head(folder, target.parts, kernels, config.draft_window_size)
-    assert isinstance(target, ShardedLlama)
-    return load_split_head(folder, target, kernels, config.draft_window_size)
+    return load_split_head(folder, sharded(target), kernels, config.draft_window_size)
 
 
 def _load_llama(config: EngineConfig, folder: Path, target: LlamaModel, kernels: KernelSet) -> DraftModel:
     given = (DTYPES[config.dtype], torch.device(config.device), kernels, config.draft_window_size)
     if config.draft_tensor_parallel_size == 1:
         return load_llama_draft(folder, config.model, target.config, *given)
-    assert isinstance(target, ShardedLlama)
-    return load_split_llama(folder, target, *given)
+    return load_split_llama(folder, sharded(target), *given)
 
 
 def load_replacement(
@@ -99,14 +90,14 @@ def load_replacement(
     """
     folder = config.draft
     assert folder is not None
-    if present is None or not isinstance(present.head, FeatureHead):
+    if present is None or present.head.module is None:
         raise ValueError("the engine drafts without a head, so that none can be replaced; start it with a head")
     if holds_llama(folder):
         raise ValueError(f"{folder}: a small model, which cannot replace a head; start the engine anew with it")
     found = load_drafts(config, target, kernels)
     assert found is not None
-    assert isinstance(found.head, FeatureHead)
-    if difference := first_difference(found.head.config, present.head.config):
+    new, old = (cast("HeadForm", draft.head).config for draft in (found, present))
+    if difference := first_difference(new, old):
         raise ValueError(f"{folder}: its {difference} as in the present head; start the engine anew with it")
     return found
 
@@ -117,13 +108,11 @@ def _release_output_weights(target: LlamaModel, drafts: DraftModel | None) -> No
     Draft models are made from them, so this comes after the last.
     """
     products: list[Product] = [target.output]
-    models: list[object] = [target]
+    matrices: list[nn.Linear | None] = [target.lm_head]
     if drafts is not None:
-        readout = drafts.readout.own if isinstance(drafts.readout, SplitReadout) else drafts.readout
-        if isinstance(readout, MatrixReadout):
-            products.append(readout.projection)
-        models.append(drafts.head.model if isinstance(drafts.head, LlamaDraftHead) else drafts.head)
+        products.append(drafts.readout.projection)
+        matrices.append(drafts.head.lm_head)
     assert not any(product.keeps_weight for product in products)
-    matrices = [getattr(model, "lm_head", None) for model in models]
-    for part in (*products, *(matrix for matrix in matrices if matrix is not None)):
-        part.weight = nn.Parameter(part.weight.new_empty(0), requires_grad=False)
+    for product in products:
+        product.weight = product.weight.new_empty(0)
+    give_up(*matrices)

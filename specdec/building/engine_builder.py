@@ -169,5 +169,5 @@ class EngineBuilder:
             reads_prompts=config.is_prefill,
             connector=connector,
             share=partial(self._ranks.share, in_step=True),
-            max_choice_nodes=min(self.kernels.max_nodes or MOST_NODES, self._window or MOST_NODES),
+            max_choice_nodes=min(self.kernels.limits.max_nodes or MOST_NODES, self._window or MOST_NODES),
         )

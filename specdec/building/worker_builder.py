@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.building.block_identity import block_keys
-from specdec.building.draft_loader import draft_kernels, load_replacement
+from specdec.building.draft_loader import load_replacement
 from specdec.building.rank_loader import layout_of
 from specdec.cache.kv_cache import KVCache, KVDtypes, entry_bytes
 from specdec.config import EngineConfig
@@ -35,9 +35,7 @@ from specdec.kv_transfer.kv_connector import KVCaches, KVConnector
 from specdec.models.adapter_layout import draft_layout, draft_part, target_layout, target_part
 from specdec.models.llama import LlamaModel
 from specdec.models.lora_adapter import AdapterFiles, AdapterWeights, read_adapter
-from specdec.models.sharded_llama import ShardedLlama
-from specdec.models.split_head import draft_shard
-from specdec.models.tp_plan import Shard
+from specdec.models.sharded_llama import sharded
 from specdec.parallel.ranks import OneRank, Ranks
 from specdec.verify.verifier import Verifier, verifier_of
 
@@ -112,7 +110,6 @@ class WorkerBuilder:
         self.sizes = self._ranks.decide(lambda: DraftSizes.of(config, draft))
         self.longest = config.context(model.config.max_position)
         self.kv_dtypes = self._kv_dtypes()
-        self._draft_shard = self._split_draft()
         # One stream and its workspaces, also for a head that comes later.
         self._graphs: CudaGraphs | None = None
         self.target_scales = self._target_scales()
@@ -130,21 +127,13 @@ class WorkerBuilder:
             self.dtype,
             self.device,
             num_host_blocks,
-            kernels=self.model.kernels if isinstance(self.model, ShardedLlama) else self.kernels,
+            kernels=self.kernels,
             kv_dtypes=self.kv_dtypes,
             target_scales=self.target_scales,
         )
         # Captures and measurements read it.
         cache.clear_null_block()
         return self._worker(ModelRunner(self.model, cache, self.dtype, self.head, self.longest, self.sizes.taps))
-
-    def _split_draft(self) -> Shard | None:
-        """Return which part of the draft model this rank adapts; None where it has all of it, or adapts none."""
-        config, model, head = self.config, self.model, self.head
-        if head is None or config.draft is None or config.draft_tensor_parallel_size == 1 or not config.enable_lora:
-            return None
-        assert isinstance(model, ShardedLlama)
-        return draft_shard(config.draft, head, model, config.draft_window_size)
 
     def _kv_dtypes(self) -> KVDtypes:
         config = self.config
@@ -202,13 +191,14 @@ class WorkerBuilder:
             target = target_part(self.model, whole)
         draft = None
         if files.draft is not None:
-            if self.head is None:
+            if self.draft is None:
                 raise ValueError(
                     f"draft_lora_path is {str(files.draft)!r}, and the engine drafts without a model; leave it out"
                 )
-            layers = draft_layout(self.head, self._draft_shard)
-            own = read_adapter(files.draft, layers, self.config.max_lora_rank, self.dtype, of="draft model")
-            draft = draft_part(self.head, own, self._draft_shard)
+            own = read_adapter(
+                files.draft, draft_layout(self.draft), self.config.max_lora_rank, self.dtype, of="draft model"
+            )
+            draft = draft_part(self.draft, own)
         return AdapterWeights(target, draft)
 
     def put_adapter(self, place: int, adapter: AdapterWeights) -> None:
@@ -246,9 +236,7 @@ class WorkerBuilder:
 
     def _verifier(self) -> Verifier:
         verifier = verifier_of(self.config.verify, self.kernels)
-        if isinstance(self.model, ShardedLlama):
-            return SplitVerifier(verifier, self.model, self.kernels)
-        return verifier
+        return verifier if self.model.shard is None else SplitVerifier(verifier, sharded(self.model), self.kernels)
 
     def _drafter(self, cache: KVCache) -> Drafter:
         config = self.config
@@ -263,7 +251,7 @@ class WorkerBuilder:
             self.dtype,
             self.sizes.shape,
             self.proposal,
-            draft_kernels(config, self.kernels),
+            self.kernels,
         )
 
     def _capture_graphs(self, runner: ModelRunner, drafter: Drafter) -> None:

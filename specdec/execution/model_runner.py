@@ -63,14 +63,16 @@ class ModelRunner:
 
     def _one_call(self) -> FusedTarget | None:
         cache, head, features = self.cache, self.head, None
-        if cache.kernels.fused_target is None:
+        if cache.kernels.passes is None:
             return None
         if head is not None and head.feature_size:
             features = head.feature_weights()
             if features is None:
                 return None
         weights = self.model.fused_weights(features)
-        return cache.kernels.fused_target(
+        if weights is None:
+            return None
+        return cache.kernels.passes.target(
             weights, TargetCache(cache.target, cache.features, self.rope, cache.block_size, cache.target_scales)
         )
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.draft_trees import DraftTrees, Walks
 from specdec.kernels.types.types import NO_TOKEN, Acceptance, NoiseRows, NoiseSource, Stream
 from specdec.models.sharded_llama import ShardedLlama
 from specdec.models.tp_plan import Span
@@ -34,7 +34,8 @@ class SplitVerifier:
         self._split: CoupledVerifier | None = None
         if isinstance(inner, CoupledVerifier) and kernels.noise is not None and model.shard.plan.vocabulary:
             argmax = SplitArgmax(model.group, model.shard.vocab, kernels.noise)
-            self._split = CoupledVerifier(replace(kernels, coupled_walk=partial(coupled_walk, argmax, follow_all)))
+            walks = Walks(coupled=partial(coupled_walk, argmax, follow_all))
+            self._split = CoupledVerifier(replace(kernels, walks=walks))
 
     def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
         """Return the outcome of each row; see `CoupledVerifier.verify`.

@@ -1,66 +1,33 @@
 """Layout of adapters in a target or a draft model: the products of its layers, their parts, and their bank."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
-from torch import nn
-
-from specdec.draft_heads.heads.block_head import BlockHead
-from specdec.draft_heads.heads.draft_head import CachedHead
+from specdec.draft_heads.heads.draft_head import CachedHead, DraftModel, ModelPart
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.llama_layer import DecoderLayer
+from specdec.draft_heads.llama.llama_layer import ComposedMixer, Mixer, fused_layers
+from specdec.draft_heads.llama.mlp import mlp_kind
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.types.adapters import AdapterBank, LayerAdapter, StackedAdapters
+from specdec.kernels.types.adapters import AdaptableProduct, AdapterBank, LayerAdapter, StackedAdapters, adaptable
 from specdec.kernels.types.product import Product
 from specdec.models.llama import LlamaModel
-from specdec.models.llama_draft import LlamaDraftHead
-from specdec.models.sharded_llama import ShardedLlama
-from specdec.models.split_parts import SummedProduct
-from specdec.models.tp_plan import Shard
 
-
-class AdaptedPart(NamedTuple):
-    """A linear layer of the Hugging Face layout, and the rows of its weight."""
-
-    module: str
-    columns: int
-
-
-class AdaptableProduct(NamedTuple):
-    """A product of a layer that adapters may change.
-
-    Attributes:
-        attribute: its name in `DecoderLayer`.
-        inputs: columns of its weight.
-        parts: the layers of the Hugging Face layout that are joined in it.
-    """
-
-    attribute: str
-    inputs: int
-    parts: tuple[AdaptedPart, ...]
-
-
-# The products of each layer that adapters may change, by their names in `LayerWeights`.
+# See `adapted_products`, of each layer.
 AdapterLayout = Sequence[Mapping[str, AdaptableProduct]]
 
 
 def adapted_products(config: LlamaConfig, inputs: int | None = None) -> dict[str, AdaptableProduct]:
-    """Return the products of a layer by their names in `LayerWeights`.
+    """Return the products of a layer that adapters may change, by their names in `LayerAdapter`.
 
     Args:
         inputs: of queries, keys and values, where they are others than the hidden state.
     """
-    hidden, width = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-
-    def parts(where: str, **columns: int) -> tuple[AdaptedPart, ...]:
-        return tuple(AdaptedPart(f"{where}.{name}_proj", size) for name, size in columns.items())
-
+    qkv = {f"self_attn.{name}_proj": size for name, size in (("q", heads), ("k", kv_heads), ("v", kv_heads))}
     return {
-        "qkv": AdaptableProduct("qkv_proj", inputs or hidden, parts("self_attn", q=heads, k=kv_heads, v=kv_heads)),
-        "output": AdaptableProduct("o_proj", heads, parts("self_attn", o=hidden)),
-        "gate_up": AdaptableProduct("gate_up_proj", hidden, parts("mlp", gate=width, up=width)),
-        "down": AdaptableProduct("down_proj", width, parts("mlp", down=hidden)),
+        "qkv": adaptable(inputs or hidden, qkv),
+        "output": adaptable(heads, {"self_attn.o_proj": hidden}),
+        **mlp_kind(config).products(config),
     }
 
 
@@ -71,12 +38,10 @@ def target_layout(config: LlamaConfig) -> AdapterLayout:
 
 def target_part(model: LlamaModel, adapter: Sequence[LayerAdapter]) -> Sequence[LayerAdapter]:
     """Return what this rank has of an adapter of the whole target: its layers, split as the weights beside them."""
-    if not isinstance(model, ShardedLlama):
-        return adapter
-    return _part_of(adapter, target_layout(model.shard.whole), model.shard)
+    return adapter if model.shard is None else _part_of(adapter, target_layout(model.shard.whole), model.shard)
 
 
-def _part_of(adapter: Sequence[LayerAdapter], layout: AdapterLayout, shard: Shard) -> Sequence[LayerAdapter]:
+def _part_of(adapter: Sequence[LayerAdapter], layout: AdapterLayout, shard: ModelPart) -> Sequence[LayerAdapter]:
     """Return a rank's part of an adapter of a whole model."""
     return [
         {
@@ -86,90 +51,65 @@ def _part_of(adapter: Sequence[LayerAdapter], layout: AdapterLayout, shard: Shar
             ]
             for name, product in layout[layer].items()
         }
-        for layer in range(shard.layers.start, shard.layers.stop)
+        for layer in shard.layer_range
     ]
 
 
-def draft_layout(head: CachedHead, shard: Shard | None = None) -> AdapterLayout:
-    """Return the products of a draft model's layers.
-
-    Args:
-        shard: the part of the draft model that `head` is, for the products of the whole; None for those of `head`.
-    """
-    config = head.llama if shard is None else shard.whole
-    return [adapted_products(config, layer.input_size) for layer in _draft_layers(head)]
+def draft_layout(draft: DraftModel) -> AdapterLayout:
+    """Return the products of a whole draft model's layers."""
+    config = draft.head.llama if draft.part is None else draft.part.whole
+    return [adapted_products(config, mixer.input_size) for mixer in draft.head.mixers]
 
 
-def draft_part(head: CachedHead, adapter: Sequence[LayerAdapter], shard: Shard | None = None) -> Sequence[LayerAdapter]:
+def draft_part(draft: DraftModel, adapter: Sequence[LayerAdapter]) -> Sequence[LayerAdapter]:
     """Return what this rank has of an adapter of a draft model's layers, as its bank takes it.
 
-    A block head makes keys and values of known tokens by one product for all layers, which comes behind them.
-
-    Args:
-        shard: the rank's part of the draft model; None where it has all of it.
+    Keys and values of `CachedHead.beside` come behind the layers.
     """
-    if shard is not None:
-        adapter = _part_of(adapter, draft_layout(head, shard), shard)
-    if not isinstance(head, BlockHead):
-        return adapter
-    return [*adapter, {"qkv": [low for layer in adapter for low in layer["qkv"][1:]]}]
-
-
-def _draft_layers(head: CachedHead) -> list[DecoderLayer]:
-    model = head.model if isinstance(head, LlamaDraftHead) else head
-    assert isinstance(model, nn.Module)
-    return [layer for layer in model.get_submodule("layers").children() if isinstance(layer, DecoderLayer)]
+    head = draft.head
+    if draft.part is not None:
+        adapter = _part_of(adapter, draft_layout(draft), draft.part)
+    return [*adapter, {"qkv": [low for layer in adapter for low in layer["qkv"][1:]]}] if head.beside else adapter
 
 
 def attach_draft_adapters(head: CachedHead, kernels: KernelSet, places: int, rank: int) -> AdapterBank:
-    """Have a prepared draft model carry adapters, and return their bank, which is empty; see `attach_adapters`."""
-    carriers: list[nn.Module] = [*_draft_layers(head)]
-    layout = list(draft_layout(head))
-    if isinstance(head, BlockHead):
+    """Have a draft model carry adapters, and return their bank, which is empty; see `attach_adapters`."""
+    layout = [adapted_products(head.llama, mixer.input_size) for mixer in head.mixers]
+    if head.beside:
         parts = tuple(part for products in layout for part in products["qkv"].parts[1:])
-        carriers.append(head)
-        layout.append({"qkv": AdaptableProduct("_project", head.llama.hidden_size, parts)})
-    return _bank(carriers, layout, kernels, places, rank)
+        layout.append({"qkv": AdaptableProduct(head.llama.hidden_size, parts)})
+    return _bank(head.mixers, head.beside, layout, kernels, places, rank)
 
 
 def attach_adapters(model: LlamaModel, kernels: KernelSet, places: int, rank: int) -> AdapterBank:
-    """Have the layers of a prepared target carry adapters, and return their bank, which is empty.
+    """Have the layers of a target carry adapters, and return their bank, which is empty.
 
     Args:
         places: most adapters.
         rank: their largest rank.
     """
-    layers = [layer for layer in model.layers if isinstance(layer, DecoderLayer)]
-    model.adapters = _bank(layers, [adapted_products(model.config)] * len(layers), kernels, places, rank)
+    layout = [adapted_products(model.config)] * len(model.layers)
+    model.adapters = _bank(model.mixers, {}, layout, kernels, places, rank)
     return model.adapters
 
 
 def _bank(
-    carriers: Sequence[nn.Module], layout: AdapterLayout, kernels: KernelSet, places: int, rank: int
+    mixers: Sequence[Mixer],
+    beside: dict[str, Product],
+    layout: AdapterLayout,
+    kernels: KernelSet,
+    places: int,
+    rank: int,
 ) -> AdapterBank:
-    """Return the bank of the adapters of layers, and perhaps of one module behind them."""
-    layers = [carrier for carrier in carriers if isinstance(carrier, DecoderLayer)]
-    if kernels.fused_adapters is not None and all(hasattr(layer, "fused") for layer in layers):
-        beside: Product | None = None
-        if len(layers) < len(carriers):
-            beside = carriers[-1].__dict__[layout[-1]["qkv"].attribute]
-        return kernels.fused_adapters([layer.fused for layer in layers], beside)
+    """Return the bank of the adapters of layers, and of products beside them."""
+    if kernels.passes is not None and (fused := fused_layers(mixers)) is not None:
+        return kernels.passes.adapters(fused, beside.get("qkv"))
     bank = StackedAdapters(kernels.grouped_lora, places, rank)
-    for carrier, products in zip(carriers, layout, strict=True):
-        own = {name: carrier.__dict__[product.attribute] for name, product in products.items()}
-        # Of a product that ranks sum, each rank's adapters are a part of the sum.
-        given = {
-            name: (product.product if isinstance(product, SummedProduct) else product, _sizes(products[name]))
-            for name, product in own.items()
-        }
-        for name, adapted in bank.adapt(given, layers[0].post_attention_layernorm.weight).items():
-            if isinstance(own[name], SummedProduct):
-                own[name].product = adapted
-            else:
-                carrier.__dict__[products[name].attribute] = adapted
+    composed = [mixer for mixer in mixers if isinstance(mixer, ComposedMixer)]
+    carriers, like = [(mixer.products, mixer.mlp.products) for mixer in composed], composed[0].post_norm.weight
+    for carried, own_layout in zip([*carriers, *([(beside,)] if beside else [])], layout, strict=True):
+        own = {name: product for products in carried for name, product in products.items()}
+        adapted = bank.adapt({name: (own[name], own_layout[name].sizes) for name in own_layout}, like)
+        for products in carried:
+            products.update({name: adapted[name] for name in products if name in adapted})
     return bank
-
-
-def _sizes(product: AdaptableProduct) -> tuple[int, ...]:
-    """Return the inputs of a product, then the columns of its parts."""
-    return product.inputs, *(part.columns for part in product.parts)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,16 @@ from specdec.draft_heads.llama.checkpoint_files import (
     place,
 )
 from specdec.draft_heads.llama.kv_scheme import take_kv_scales
-from specdec.draft_heads.llama.linear import prepare_for_inference
 from specdec.draft_heads.llama.llama_config import DEFAULTS, FOREIGN_FAMILIES, LlamaConfig
 from specdec.draft_heads.llama.llama_layer import (
     Attention,
     LlamaLayer,
+    Mixer,
+    Norm,
     RMSNorm,
     check_layers,
     fuse_layer,
+    fused_layers,
     new_embedding,
 )
 from specdec.draft_heads.llama.rope import Rotary
@@ -36,30 +38,13 @@ from specdec.kernels.types.quantized_tensor import QuantizedTensor
 from specdec.models.checkpoint import read_settings, read_weights
 from specdec.models.not_a_head import check_not_head
 from specdec.models.quantization_config import QuantizationConfig, with_plain_weights
+from specdec.models.tp_plan import Shard
 
 Model = TypeVar("Model", bound="LlamaModel")
 
 
-class LlamaModel(nn.Module):
-    """Decoder and lm_head. `lm_head` is None if the checkpoint ties it to the embedding.
-
-    Attributes:
-        num_parameters: numbers in all weights.
-        first_layer: number of the first layer, which is not 0 in a pipeline stage behind the first.
-        is_last: whether the last norm and lm_head follow the layers; otherwise another stage does.
-        num_stages: parts that the model's layers are split into.
-        output: lm_head prepared for inference: `[rows, hidden_size]` features to `[rows, vocab_size]` logits.
-        kv_scales: the checkpoint's scales of quantised keys and values, float32 `[layers, 2 * kv_heads]`, keys first;
-            None where it has none.
-        adapters: the bank of its layers' adapters; None where requests may have none.
-    """
-
-    output: Product
-    adapters: AdapterBank | None = None
-    first_layer = 0
-    is_last = True
-    num_stages = 1
-    kv_scales: Tensor | None = None
+class LlamaWeights(nn.Module):
+    """Weights of decoder and lm_head. `lm_head` is None if the checkpoint ties it to the embedding."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -69,20 +54,73 @@ class LlamaModel(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, False)
 
-        # Preparation for inference gives up weights that it has laid out anew.
-        self.num_parameters = sum(parameter.numel() for parameter in self.parameters())
-
     @property
-    def whole_config(self) -> LlamaConfig:
-        """Sizes of the whole model, of which a rank may hold a part."""
-        return self.config
+    def decoder_layers(self) -> list[LlamaLayer]:
+        """The layers, typed."""
+        return list(cast("Iterable[LlamaLayer]", self.layers))
 
     @property
     def lm_head_weight(self) -> Tensor:
         """`[vocab_size, hidden_size]`."""
         return self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
-    def forward(
+
+class LlamaModel:
+    """A target that serves: the forms of its weights for a kernel set.
+
+    Args:
+        weights: the model's; those that a form has in a layout of its own are given up.
+
+    Attributes:
+        num_parameters: numbers in all weights.
+        first_layer: number of the first layer, which is not 0 in a pipeline stage behind the first.
+        is_last: whether the last norm and lm_head follow the layers; otherwise another stage does.
+        num_stages: parts that the model's layers are split into.
+        output: lm_head: `[rows, hidden_size]` features to `[rows, vocab_size]` logits.
+        kv_scales: the checkpoint's scales of quantised keys and values, float32 `[layers, 2 * kv_heads]`, keys first;
+            None where it has none.
+        shard: the part of a whole model that this is; None of a model that is whole.
+        adapters: the bank of its layers' adapters; None where requests may have none.
+    """
+
+    output: Product
+    norm: Norm
+    adapters: AdapterBank | None = None
+    first_layer = 0
+    is_last = True
+    num_stages = 1
+    kv_scales: Tensor | None = None
+    shard: Shard | None = None
+
+    def __init__(self, weights: LlamaWeights, kernels: KernelSet) -> None:
+        self.weights, self.config = weights, weights.config
+        self.num_parameters = sum(parameter.numel() for parameter in weights.parameters())
+        self.dtype = next(weights.parameters()).dtype
+        if self.is_last:
+            self.norm, self.output = weights.norm.form(kernels), kernels.projection(weights.lm_head_weight, None)
+        self.layers = [layer.form(kernels) for layer in weights.decoder_layers]
+
+    @property
+    def embed_tokens(self) -> nn.Embedding:
+        """The token embedding."""
+        return self.weights.embed_tokens
+
+    @property
+    def lm_head(self) -> nn.Linear | None:
+        """The output matrix as it was loaded; None where it is the embedding."""
+        return self.weights.lm_head
+
+    @property
+    def mixers(self) -> Sequence[Mixer]:
+        """Attention and MLP of the layers."""
+        return [layer.mixer for layer in self.layers]
+
+    @property
+    def whole_config(self) -> LlamaConfig:
+        """Sizes of the whole model, of which a rank may hold a part."""
+        return self.config
+
+    def __call__(
         self, tokens: Tensor, rotary: Rotary, attentions: Iterable[Attention], tap_layers: Sequence[int] = ()
     ) -> TargetOutput:
         """Run the decoder; before the last pipeline stage, its own layers.
@@ -132,16 +170,13 @@ class LlamaModel(nn.Module):
         """Sizes and weights of the target that a draft head is loaded against."""
         return TargetParts(self.embed_tokens.weight, self.output, self.config)
 
-    def fused_weights(self, features: FeatureWeights | None) -> TargetWeights:
-        """Return the parts for a pass in one call. The model is prepared for a kernel set with fused layers."""
-        layers = [layer.fused for layer in self.layers if isinstance(layer, LlamaLayer)]
+    def fused_weights(self, features: FeatureWeights | None) -> TargetWeights | None:
+        """Return the parts for a pass in one call; None where a layer's are called one by one."""
+        layers = fused_layers(self.mixers)
+        if layers is None:
+            return None
         norm, eps = self.norm.weight, self.config.rms_norm_eps
         return TargetWeights(self.embed_tokens.weight, eps, layers, norm, self.output, features)
-
-    def prepare(self, kernels: KernelSet) -> bool:
-        """Prepare the output matrix; the other parts prepare themselves."""
-        self.output = kernels.projection(self.lm_head_weight, None)
-        return False
 
 
 def read_llama_config(folder: Path) -> LlamaConfig:
@@ -178,7 +213,7 @@ def load_llama(
     with error_context(folder):
         check_not_head(read_settings(folder), tensors)
     tensors = untied(folder, config, tensors)
-    return built_llama(folder, config, lambda: LlamaModel(config), tensors, dtype, device, kernels)
+    return built_llama(folder, config, lambda: LlamaWeights(config), LlamaModel, tensors, dtype, device, kernels)
 
 
 def untied(folder: Path, config: LlamaConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -198,27 +233,31 @@ def untied(folder: Path, config: LlamaConfig, tensors: dict[str, Tensor]) -> dic
 def built_llama(
     folder: Path,
     config: LlamaConfig,
-    make: Callable[[], Model],
+    make: Callable[[], LlamaWeights],
+    served: Callable[[LlamaWeights, KernelSet], Model],
     tensors: dict[str, Tensor],
     dtype: torch.dtype,
     device: torch.device,
     kernels: KernelSet,
 ) -> Model:
-    """Make a model from its tensors, by their names in a checkpoint, and prepare it for inference.
+    """Make a model from its tensors, by their names in a checkpoint.
 
     Args:
         folder: where they come from, for messages.
+        make: makes its weights, without numbers.
+        served: makes the model of them.
 
     Raises:
         CheckpointError: tensors that are missing, unexpected or of another shape.
     """
     with error_context(folder):
-        model = _fitting(config, make, tensors)
-        if config.normalised_head and model.lm_head is not None:
+        kv_scales = take_kv_scales(tensors, config.num_layers, config.num_kv_heads)
+        weights = _fitting(config, make, tensors)
+        if config.normalised_head and weights.lm_head is not None:
             tensors["lm_head.weight"] = normalised(tensors["lm_head.weight"], dtype)
-    place(model, tensors, dtype, device)
-    model.requires_grad_(False).eval()
-    prepare_for_inference(model, kernels)
+    place(weights, tensors, dtype, device)
+    model = served(weights.requires_grad_(False).eval(), kernels)
+    model.kv_scales = kv_scales
     return model
 
 
@@ -244,18 +283,17 @@ def check_whole(folder: Path, config: LlamaConfig, tensors: Mapping[str, Tensor]
     """
     with error_context(folder):
         shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
-        _fitting(config, lambda: LlamaModel(config), shapes)
+        take_kv_scales(shapes, config.num_layers, config.num_kv_heads)
+        _fitting(config, lambda: LlamaWeights(config), shapes)
 
 
-def _fitting(config: LlamaConfig, make: Callable[[], Model], tensors: dict[str, Tensor]) -> Model:
-    """Return a model without weights that the tensors fit; those of layers are joined as in the model."""
-    kv_scales = take_kv_scales(tensors, config.num_layers, config.num_kv_heads)
+def _fitting(config: LlamaConfig, make: Callable[[], LlamaWeights], tensors: dict[str, Tensor]) -> LlamaWeights:
+    """Return weights without numbers that the tensors fit; those of layers are joined as in the model."""
     check_weight_dtypes(tensors)
     check_layers(tensors, config.num_layers)
     for layer in range(config.num_layers):
-        fuse_layer(tensors, f"layers.{layer}.")
+        fuse_layer(tensors, f"layers.{layer}.", config)
     with torch.device("meta"):
-        model = make()
-    model.kv_scales = kv_scales
-    check_fit(model, tensors)
-    return model
+        weights = make()
+    check_fit(weights, tensors)
+    return weights

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdec.draft_heads.formats.head_kinds import kind_of
 from specdec.draft_heads.formats.head_settings import HeadSettings
@@ -14,11 +14,12 @@ from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput, stack
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, check_finite, error_context, read_config
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer
+from specdec.draft_heads.llama.llama_layer import Attention, Mixer
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.draft_heads.llama.weight_files import read_tensors
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.fused import HeadWeights
+from specdec.kernels.types.product import Product
 from specdec.models.gguf_file import is_gguf
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.models.tokenizer import check_same_vocabulary
@@ -36,6 +37,7 @@ class LlamaDraftHead:
     feature_size = 0
     first_entry = 0
     projects_features = False
+    block = module = None
 
     def __init__(self, model: LlamaModel, max_position: int) -> None:
         self.model = model
@@ -48,6 +50,18 @@ class LlamaDraftHead:
     @property
     def reach(self) -> int:
         return stacked_reach(self.windows)
+
+    @property
+    def mixers(self) -> Sequence[Mixer]:
+        return self.model.mixers
+
+    @property
+    def beside(self) -> dict[str, Product]:
+        return {}
+
+    @property
+    def lm_head(self) -> nn.Linear | None:
+        return self.model.lm_head
 
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return no features, `[rows, 0]`."""
@@ -66,10 +80,11 @@ class LlamaDraftHead:
         """Return no parts: there is no feature."""
 
     def drafting_weights(self) -> HeadWeights | None:
-        """Return the Llama's parts."""
-        layers = [layer.fused for layer in self.model.layers if isinstance(layer, LlamaLayer)]
-        norm, eps = self.model.norm.weight, self.llama.rms_norm_eps
-        return HeadWeights(self.model.embed_tokens.weight, eps, layers, norm=norm, states_are_normed=True)
+        """Return the Llama's parts; None where it has no pass in one call."""
+        own = self.model.fused_weights(None)
+        if own is None:
+            return None
+        return HeadWeights(own.embedding, own.eps, own.layers, norm=own.norm, states_are_normed=True)
 
 
 def holds_llama(folder: Path) -> bool:

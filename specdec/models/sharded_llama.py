@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -10,11 +12,27 @@ from torch import Tensor
 from specdec.draft_heads.heads.draft_head import TargetOutput, TargetParts
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.types.fused import FeatureWeights
 from specdec.models.checkpoint import read_settings, read_weights
-from specdec.models.llama import LlamaModel, built_llama, check_whole, normalised, read_llama_config, untied
+from specdec.models.llama import (
+    LlamaModel,
+    LlamaWeights,
+    built_llama,
+    check_whole,
+    normalised,
+    read_llama_config,
+    untied,
+)
 from specdec.models.split_parts import SplitEmbedding, gathered, split_rows
 from specdec.models.tp_plan import Shard, TPPlan, plan_of
+from specdec.parallel.rank_group import RankGroup
 from specdec.parallel.rank_layout import RankGroups
+
+
+def sharded(model: LlamaModel) -> "ShardedLlama":
+    """Return a model as the shard that it is."""
+    assert model.shard is not None
+    return cast("ShardedLlama", model)
 
 
 class ShardedLlama(LlamaModel):
@@ -28,32 +46,26 @@ class ShardedLlama(LlamaModel):
 
     Attributes:
         config: sizes of the shard; the vocabulary's is the whole model's.
-        kernels: of the shard: passes in one call leave no place for what the ranks exchange.
         dtype: of hidden states.
     """
 
-    kernels: KernelSet
-    dtype: torch.dtype
+    shard: Shard
 
-    def __init__(self, shard: Shard, groups: RankGroups, folder: Path) -> None:
-        super().__init__(replace(shard.config, vocab_size=shard.vocab.size))
-        self.config = shard.config
-        self.shard, self.folder = shard, folder
-        self.group, self.stages = group, _ = groups
+    def __init__(
+        self, weights: LlamaWeights, kernels: KernelSet, shard: Shard, groups: RankGroups, folder: Path
+    ) -> None:
+        self.shard, self.folder, self.kernels = shard, folder, kernels
+        self.group, self.stages = groups
         self.first_layer, self.is_last, self.num_stages = shard.layers.start, shard.is_last, self.stages.size
-        if not shard.holds_embedding:
-            del self.embed_tokens
-        elif shard.plan.vocabulary:
-            self.embed_tokens = SplitEmbedding(shard.vocab, self.config.hidden_size, group)
-        if not shard.is_last:
-            del self.norm
-            self.lm_head = None
-        self.num_parameters = sum(parameter.numel() for parameter in self.parameters())
-        split_rows(self.layers, shard.plan, group)
+        super().__init__(weights, kernels)
+        self.config = shard.config
 
     @property
     def whole_config(self) -> LlamaConfig:
         return self.shard.whole
+
+    def fused_weights(self, features: FeatureWeights | None) -> None:
+        """Return no parts: a pass in one call leaves no place for what the ranks exchange."""
 
     def enter(self, tokens: Tensor, tap_layers: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
         """Return the input of the shard's first layer, which the stage before sends if there is one."""
@@ -95,10 +107,19 @@ class ShardedLlama(LlamaModel):
         matrix = embedding if self.shard.whole.tie_word_embeddings else whole("lm_head.weight")
         return TargetParts(embedding, self.kernels.projection(matrix, None), self.shard.whole)
 
-    def prepare(self, kernels: KernelSet) -> bool:
-        """Prepare the output matrix, where the shard has it; the other parts prepare themselves."""
-        self.kernels, self.dtype = kernels, next(self.parameters()).dtype
-        return super().prepare(kernels) if self.is_last else False
+
+def shard_weights(shard: Shard, group: RankGroup) -> LlamaWeights:
+    """Return the weights of a shard, without numbers where they are made on the meta device."""
+    weights = LlamaWeights(replace(shard.config, vocab_size=shard.vocab.size))
+    if not shard.holds_embedding:
+        del weights.embed_tokens
+    elif shard.plan.vocabulary:
+        weights.embed_tokens = SplitEmbedding(shard.vocab, shard.config.hidden_size, group)
+    if not shard.is_last:
+        del weights.norm
+        weights.lm_head = None
+    split_rows(weights.decoder_layers, shard.plan, group)
+    return weights
 
 
 def load_shard(
@@ -120,11 +141,11 @@ def load_shard(
     """
     config = read_llama_config(folder).with_window(window)
     tensor, stages = groups
-    plan = plan_of(read_settings(folder)) if tensor.size > 1 else TPPlan({})
+    plan = plan_of(read_settings(folder), config) if tensor.size > 1 else TPPlan({})
     shard = Shard.of(config, tensor.rank, tensor.size, plan, stages.rank, stages.size)
-    shard.check_groups(kernels.rounded_group)
+    shard.check_groups(kernels.limits.rounded_group)
     tensors = untied(folder, config, read_weights(folder, dtype))
     check_whole(folder, config, tensors)
     own = {held: shard.cut(name, each) for name, each in tensors.items() if (held := shard.own_name(name)) is not None}
-    kernels = replace(kernels, fused_target=None, fused_layer=kernels.fused_layer if tensor.size == 1 else None)
-    return built_llama(folder, shard.config, lambda: ShardedLlama(shard, groups, folder), own, dtype, device, kernels)
+    served = partial(ShardedLlama, shard=shard, groups=groups, folder=folder)
+    return built_llama(folder, shard.config, partial(shard_weights, shard, tensor), served, own, dtype, device, kernels)

@@ -12,28 +12,21 @@ from torch import Tensor, nn
 
 from specdec.draft_heads.formats.head_kind import HeadDescription, LoadedHead
 from specdec.draft_heads.formats.head_kinds import fitting_head
-from specdec.draft_heads.heads.draft_head import CachedHead, DraftModel, FeatureHead, TargetParts
-from specdec.draft_heads.heads.readout import MatrixReadout
+from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.mlp import mlp_kind
 from specdec.kernels.kernel_set import KernelSet
 from specdec.models.checkpoint import read_weights
-from specdec.models.llama_draft import LlamaDraftHead, draft_of
+from specdec.models.llama_draft import draft_of
 from specdec.models.sharded_llama import ShardedLlama, load_shard
 from specdec.models.split_parts import SplitEmbedding, SplitReadout, split_rows
-from specdec.models.tp_plan import TP_PLAN, Shard, TPPlan
+from specdec.models.tp_plan import Shard, TPPlan, tp_plan
 from specdec.parallel.rank_group import RankGroup, lone_group
 from specdec.parallel.rank_layout import RankGroups
 
-# Heads name their layers as targets do. Modules that the plan does not name are replicated: `fc`, because every rank
-# needs its whole output, and edge scorers, because a path may need any token's row of their matrices.
-HEAD_PLAN = {name: word for name, word in TP_PLAN.items() if not name.endswith("_norm")}
 WHOLE_VOCABULARY = {"embed_tokens": "replicate", "lm_head": "replicate"}
 EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
-
-
-def split_kernels(kernels: KernelSet) -> KernelSet:
-    """Return the kernels of a split draft model: passes in one call leave no place for what the ranks exchange."""
-    return replace(kernels, fused_target=None, fused_layer=None, fused_drafting=None, fused_block=None)
 
 
 def load_split_head(folder: Path, target: ShardedLlama, kernels: KernelSet, window: int | None = None) -> LoadedHead:
@@ -50,20 +43,22 @@ def load_split_head(folder: Path, target: ShardedLlama, kernels: KernelSet, wind
     """
     found, group = fitting_head(folder, target.shard.whole, window), target.group
     splits_vocabulary = target.shard.plan.vocabulary and not found.selects_rows
-    plan = TPPlan(HEAD_PLAN if splits_vocabulary else HEAD_PLAN | WHOLE_VOCABULARY)
+    plan = head_plan(found.config.llama, splits_vocabulary=splits_vocabulary)
     with _split_context(folder):
         shard = Shard.of(found.config.llama, group.rank, group.size, plan)
-        shard.check_groups(kernels.rounded_group)
+        shard.check_groups(kernels.limits.rounded_group)
     part = HeadPart(shard, group)
     parts = part_of_target(target) if splits_vocabulary else target.parts
     with error_context(folder):
         # All of them on every rank, so that either all ranks load the head or none.
         found.check_finite(target.dtype)
-        loaded = found.kind.build(part.described(found), parts._replace(divide=part.divide), split_kernels(kernels))
-    if not splits_vocabulary:
-        return loaded
-    other = None if loaded.other is None else gathering(loaded.other, group)
-    return loaded._replace(draft=gathering(loaded.draft, group), other=other)
+        loaded = found.kind.build(part.described(found), parts._replace(divide=part.divide), kernels)
+    drafts = [None if draft is None else draft._replace(part=shard) for draft in (loaded.draft, loaded.other)]
+    if splits_vocabulary:
+        drafts = [None if draft is None else gathering(draft, group) for draft in drafts]
+    draft, other = drafts
+    assert draft is not None
+    return loaded._replace(draft=draft, other=other)
 
 
 def load_split_llama(
@@ -85,31 +80,27 @@ def load_split_llama(
     """
     groups = RankGroups(target.group, lone_group(device))
     with _split_context(folder):
-        model = load_shard(folder, dtype, device, split_kernels(kernels), groups, window)
-    draft = draft_of(model, folder, target.folder, target.shard.whole)
+        model = load_shard(folder, dtype, device, kernels, groups, window)
+    draft = draft_of(model, folder, target.folder, target.shard.whole)._replace(part=model.shard)
     if not model.shard.plan.vocabulary:
         return draft
     return gathering(draft, target.group)
 
 
-def draft_shard(folder: Path, head: CachedHead, target: ShardedLlama, window: int | None = None) -> Shard:
-    """Return which part of a split draft model's layers this rank has.
+def head_plan(sizes: LlamaConfig, *, splits_vocabulary: bool = True) -> TPPlan:
+    """Return the plan of a head with layers of these sizes, which it names as targets do.
 
-    Args:
-        folder: of the draft model.
-        window: as for `load_head`.
+    Modules that the plan does not name are replicated: `fc`, because every rank needs its whole output, and edge
+    scorers, because a path may need any token's row of their matrices.
     """
-    if isinstance(head, LlamaDraftHead):
-        assert isinstance(head.model, ShardedLlama)
-        return head.model.shard
-    found, group = fitting_head(folder, target.shard.whole, window), target.group
-    return Shard.of(found.config.llama, group.rank, group.size, TPPlan(HEAD_PLAN))
+    kind = mlp_kind(sizes)
+    words = {name: word for name, word in tp_plan(kind).items() if not name.endswith("_norm")}
+    return TPPlan(words if splits_vocabulary else words | WHOLE_VOCABULARY, kind)
 
 
 def gathering(draft: DraftModel, group: RankGroup) -> DraftModel:
     """Return a draft model whose ranks gather the logits of their parts of the output matrix."""
-    assert isinstance(draft.readout, MatrixReadout)
-    return draft._replace(readout=SplitReadout(draft.readout, group))
+    return draft._replace(readout=SplitReadout(draft.readout, draft.head.llama.vocab_size, group))
 
 
 def part_of_target(target: ShardedLlama) -> TargetParts:
@@ -147,7 +138,7 @@ class HeadPart:
             matrix = getattr(head, "lm_head", None)
             if matrix is not None:
                 head.lm_head = nn.Linear(size, self._output(matrix.out_features).vocab.size, bias=False)
-        split_rows(head.layers, shard.plan, self.group)
+        split_rows(head.decoder_layers, shard.plan, self.group)
 
     def _output(self, tokens: int) -> Shard:
         """Return the shard of an output matrix that has `tokens` rows, the whole vocabulary's or fewer."""

@@ -6,53 +6,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specdec.draft_heads.heads.readout import MatrixReadout
-from specdec.draft_heads.llama.linear import Linear
+from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.llama_layer import DecoderLayer
-from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.integers import ceil_div
-from specdec.kernels.types.product import Product
 from specdec.kernels.types.types import Candidates
 from specdec.models.tp_plan import Span, TPPlan
 from specdec.parallel.rank_group import RankGroup
 
 
-class RowSplitLinear(Linear):
-    """A linear layer whose inputs are split over ranks; the ranks' outputs are summed."""
-
-    def __init__(self, like: nn.Linear, group: RankGroup) -> None:
-        super().__init__(like.in_features, like.out_features, bias=like.bias is not None)
-        self.group = group
-
-    def inference_form(self, kernels: KernelSet) -> Product:
-        """Return the product followed by the sum over ranks."""
-        return SummedProduct(super().inference_form(kernels), self.group)
-
-
-class SummedProduct:
-    """A product with a rank's own inputs, summed over the ranks by one all-reduce."""
-
-    def __init__(self, product: Product, group: RankGroup) -> None:
-        self.product, self.group = product, group
-        self.weight, self.bias, self.size = product.weight, product.bias, product.size
-
-    @property
-    def keeps_weight(self) -> bool:
-        return self.product.keeps_weight
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Multiply: each rank's `[rows, in_features / ranks]` to `[rows, out_features]`, the same on all ranks."""
-        return self.group.all_reduce(self.product(x))
-
-
-def split_rows(layers: Iterable[nn.Module], plan: TPPlan, group: RankGroup) -> None:
-    """Have decoder layers, which are made on the meta device with a rank's sizes, sum their outputs over the ranks."""
+def split_rows(layers: Iterable[DecoderLayer], plan: TPPlan, group: RankGroup) -> None:
+    """Have decoder layers, which are made with a rank's sizes, sum their outputs over the ranks."""
     for layer in layers:
-        assert isinstance(layer, DecoderLayer)
         if plan.attention:
-            layer.o_proj = RowSplitLinear(layer.o_proj, group)
+            layer.reduce = group.all_reduce
         if plan.mlp:
-            layer.down_proj = RowSplitLinear(layer.down_proj, group)
+            layer.mlp.reduce = group.all_reduce
 
 
 class SplitEmbedding(nn.Embedding):
@@ -100,9 +68,11 @@ class SplitReadout:
         own: the readout of this rank's rows; its `tokens` are those of all rows.
     """
 
-    def __init__(self, own: MatrixReadout, group: RankGroup) -> None:
-        self.own, self.group = own, group
-        self.size = own.vocab_size if own.tokens is None else len(own.tokens)
+    is_whole = False
+
+    def __init__(self, own: Readout, vocab_size: int, group: RankGroup) -> None:
+        self.own, self.group, self.projection, self.tokens = own, group, own.projection, own.tokens
+        self.size = vocab_size if own.tokens is None else len(own.tokens)
 
     def __call__(self, hidden: Tensor) -> Candidates:
         """Return the logits of states, `[rows, hidden_size]`, the same on all ranks."""

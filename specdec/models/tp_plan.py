@@ -11,12 +11,14 @@ from torch import Tensor
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.kv_scheme import is_kv_scale
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.mlp import GatedMLP, MLPModule, mlp_kind
 from specdec.kernels.types.adapters import LowRank
 from specdec.kernels.types.integers import ceil_div
 
-# transformers' `base_model_tp_plan` of the families that this engine serves, with the lm_head's. Theirs has no entry
-# for the embedding; the word here is theirs for a vocabulary that is split.
-TP_PLAN = {
+# transformers' `base_model_tp_plan` of the families that this engine serves, with the lm_head's and without the MLP's,
+# which is `MLPModule.plan`. Theirs has no entry for the embedding; the word here is theirs for a vocabulary that is
+# split.
+OUTSIDE_MLP = {
     "embed_tokens": "embedding_rowwise",
     "layers.*.self_attn.q_proj": "colwise",
     "layers.*.self_attn.k_proj": "colwise",
@@ -24,9 +26,6 @@ TP_PLAN = {
     "layers.*.self_attn.q_norm": "replicated_with_grad_allreduce",
     "layers.*.self_attn.k_norm": "replicated_with_grad_allreduce",
     "layers.*.self_attn.o_proj": "rowwise",
-    "layers.*.mlp.gate_proj": "colwise",
-    "layers.*.mlp.up_proj": "colwise",
-    "layers.*.mlp.down_proj": "rowwise",
     "lm_head": "colwise_gather_output",
 }
 # The dimension of a weight `[outputs, inputs]` that each word splits; None for a weight that every rank holds whole.
@@ -43,9 +42,13 @@ WORDS = {
 }
 # Weights that are split together or not at all, and how.
 ATTENTION = {**dict.fromkeys(("q_proj", "k_proj", "v_proj"), BY_OUTPUTS), "o_proj": BY_INPUTS}
-MLP = {"gate_proj": BY_OUTPUTS, "up_proj": BY_OUTPUTS, "down_proj": BY_INPUTS}
 VOCABULARY = {"embed_tokens": BY_OUTPUTS, "lm_head": BY_OUTPUTS}
-_PREFIXES = {**dict.fromkeys(ATTENTION, "layers.0.self_attn."), **dict.fromkeys(MLP, "layers.0.mlp.")}
+MLP_PREFIX = "layers.*.mlp."
+
+
+def tp_plan(kind: type[MLPModule] = GatedMLP) -> dict[str, str]:
+    """Return the words of a model with a kind of MLP, by patterns of module names."""
+    return OUTSIDE_MLP | {f"{MLP_PREFIX}{name}": word for name, word in kind.plan.items()}
 
 
 class Span(NamedTuple):
@@ -66,6 +69,7 @@ class TPPlan:
     Args:
         words: by patterns of module names; of a module's patterns the first counts, and a module without one is
             replicated.
+        kind: of the model's MLPs.
 
     Attributes:
         attention, mlp, vocabulary: whether these weights are split.
@@ -74,24 +78,26 @@ class TPPlan:
         ValueError: an unknown word, or one that does not fit the words beside it.
     """
 
-    def __init__(self, words: Mapping[str, str] = TP_PLAN) -> None:
-        self.words = words
+    def __init__(self, words: Mapping[str, str], kind: type[MLPModule] = GatedMLP) -> None:
+        self.words, self.kind = words, kind
         for pattern, word in words.items():
             if word not in WORDS:
                 raise ValueError(f"the model's tp plan has {pattern!r}: {word!r}; known words are {', '.join(WORDS)}")
-        self.attention, self.mlp, self.vocabulary = map(self._splits, (ATTENTION, MLP, VOCABULARY))
+        mlp = {name: WORDS[word] for name, word in kind.plan.items()}
+        self.attention = self._splits(ATTENTION, "layers.0.self_attn.")
+        self.mlp, self.vocabulary = self._splits(mlp, MLP_PREFIX), self._splits(VOCABULARY, "")
 
     def word(self, module: str) -> str:
         """Return the word of a module."""
         return next((word for pattern, word in self.words.items() if fnmatchcase(module, pattern)), "replicate")
 
-    def _splits(self, ways: Mapping[str, int]) -> bool:
-        found = {name: WORDS[self.word(_PREFIXES.get(name, "") + name)] for name in ways}
-        if all(way is None for way in found.values()):
+    def _splits(self, ways: Mapping[str, int | None], prefix: str) -> bool:
+        found = {name: self.word((prefix + name).replace("*", "0")) for name in ways}
+        if all(WORDS[word] is None for word in found.values()):
             return False
         for name, way in ways.items():
-            if found[name] != way:
-                words = ", ".join(f"{name} {self.word(_PREFIXES.get(name, '') + name)!r}" for name in ways)
+            if WORDS[found[name]] != way:
+                words = ", ".join(f"{name} {word!r}" for name, word in found.items())
                 raise ValueError(
                     f"the model's tp plan has {words}; these weights are split together, or all replicated"
                 )
@@ -136,6 +142,11 @@ class Shard:
             neurons = whole.intermediate_size
             raise ValueError(f"tensor_parallel_size is {size}; it must divide the model's {neurons} MLP neurons")
         return cls(rank, size, whole, plan, stage_layers(whole.num_layers, stage, num_stages))
+
+    @property
+    def layer_range(self) -> range:
+        """Layers of the part."""
+        return range(self.layers.start, self.layers.stop)
 
     @property
     def is_first(self) -> bool:
@@ -205,8 +216,9 @@ class Shard:
         """
         if group is None:
             return
-        splits = ((self.plan.attention, "layers.0.self_attn.o_proj"), (self.plan.mlp, "layers.0.mlp.down_proj"))
-        for module in (module for is_split, module in splits if is_split):
+        summed = [f"{MLP_PREFIX}{name}" for name, word in self.plan.kind.plan.items() if WORDS[word] == BY_INPUTS]
+        splits = ((self.plan.attention, ["layers.0.self_attn.o_proj"]), (self.plan.mlp, summed))
+        for module in (module for is_split, modules in splits if is_split for module in modules):
             span = self._span(module)
             if (size := span.total // self.size) % group:
                 raise ValueError(
@@ -274,7 +286,7 @@ class Shard:
         if last in ATTENTION:
             heads, dim = self.heads if last in ("q_proj", "o_proj") else self.kv_heads, self.whole.head_dim
             return Span(dim * heads.start, dim * heads.stop, dim * heads.total)
-        if last in MLP:
+        if any(fnmatchcase(module, f"{MLP_PREFIX}{name}") for name in self.plan.kind.plan):
             return self.neurons
         if last in VOCABULARY:
             return self.vocab
@@ -300,11 +312,12 @@ def stage_layers(num_layers: int, stage: int, num_stages: int) -> Span:
     return Span(start, start + least + (stage < more), num_layers)
 
 
-def plan_of(settings: Mapping[str, object]) -> TPPlan:
-    """Return the model's plan, from `base_model_tp_plan` of its config.json; `TP_PLAN` gives the words it leaves out.
+def plan_of(settings: Mapping[str, object], sizes: LlamaConfig) -> TPPlan:
+    """Return the model's plan, from `base_model_tp_plan` of its config.json; `tp_plan` gives the words it leaves out.
 
     Args:
         settings: the config.json.
+        sizes: the model's.
 
     Raises:
         CheckpointError: a plan that is no object.
@@ -314,4 +327,5 @@ def plan_of(settings: Mapping[str, object]) -> TPPlan:
     if not isinstance(given, Mapping):
         raise CheckpointError(f"config.json: base_model_tp_plan is {given!r:.100}; it must be an object")
     own = {str(name).removeprefix("model."): str(word) for name, word in given.items()}
-    return TPPlan({**own, **{name: word for name, word in TP_PLAN.items() if name not in own}})
+    kind = mlp_kind(sizes)
+    return TPPlan({**own, **{name: word for name, word in tp_plan(kind).items() if name not in own}}, kind)

@@ -72,7 +72,7 @@ def test_a_gguf_file_becomes_a_folder_with_its_weights_in_bfloat16(tmp_path: Pat
     smollm2.convert(file, folder)
     converted, given = (load_llama(path, torch.bfloat16, CPU, TORCH) for path in (folder, file))
     assert converted.config == given.config
-    own, expected = dict(converted.named_parameters()), dict(given.named_parameters())
+    own, expected = dict(converted.weights.named_parameters()), dict(given.weights.named_parameters())
     assert own.keys() == expected.keys()
     assert all(torch.equal(own[name], weight) for name, weight in expected.items())
     assert GenerationConfig.read(folder).end_tokens == {2}

@@ -14,7 +14,7 @@ from tests.checkpoints import INTERMEDIATE, TARGET_HIDDEN, VOCAB
 
 
 def built(head: Block, max_position: int = 64, dtype: torch.dtype = torch.float64) -> BlockHead:
-    """Return the module, not yet prepared for inference."""
+    """Return the module."""
     llama = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=TARGET_HIDDEN,
@@ -52,7 +52,7 @@ def built(head: Block, max_position: int = 64, dtype: torch.dtype = torch.float6
     if head.tokens is None:
         del weights["lm_head.weight"]
     for layer in range(head.layers):
-        fuse_layer(weights, f"layers.{layer}.")
+        fuse_layer(weights, f"layers.{layer}.", module.llama)
     fill(module, weights)
     if head.tokens is not None:
         module.draft_tokens.copy_(torch.tensor(head.tokens))

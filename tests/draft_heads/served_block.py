@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.heads.block_head import BlockHead
+from specdec.draft_heads.heads.block_head import BlockForm
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.kernel_set import KernelSet
@@ -15,7 +15,7 @@ from tests.strategies import shuffled_tables
 BLOCK = 8
 
 
-def served_states(head: BlockHead, tokens: list[int], features: Tensor, kernels: KernelSet = TORCH) -> Tensor:
+def served_states(head: BlockForm, tokens: list[int], features: Tensor, kernels: KernelSet = TORCH) -> Tensor:
     """Return the normed states of the block whose anchor is the last token, `[block_size, hidden_size]`.
 
     Args:

@@ -13,10 +13,9 @@ from specdec.draft_heads.drafting.block_drafter import BlockDrafter
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.drafters import drafter_of, shape_for
-from specdec.draft_heads.heads.block_head import BlockHead
+from specdec.draft_heads.heads.block_head import BlockForm
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput
 from specdec.draft_heads.heads.readout import MatrixReadout
-from specdec.draft_heads.llama.linear import prepare_for_inference
 from specdec.kernels.reference.projection import Projection
 from specdec.kernels.types.tree import DraftTree
 from specdec.verify.sampling import Context, Sampling
@@ -51,9 +50,7 @@ class Served:
 
     def __init__(self, name: str, num_blocks: int, shape: DraftShape, proposal: Proposal = Proposal.COUPLED) -> None:
         self.block: Block = BLOCKS[name]()
-        self.head: BlockHead = built(self.block)
-        self.head.requires_grad_(False)
-        prepare_for_inference(self.head, TORCH)
+        self.head: BlockForm = built(self.block).requires_grad_(False).form(TORCH)
         llama = self.head.llama
         size = num_blocks * PAGE
         self.kv = torch.full((llama.num_layers, size, 2 * llama.num_kv_heads, llama.head_dim), float("nan")).double()

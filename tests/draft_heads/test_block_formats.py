@@ -12,7 +12,7 @@ from specdec.draft_heads.formats.block_settings import block_rows
 from specdec.draft_heads.formats.head_kind import Source
 from specdec.draft_heads.formats.head_kinds import KINDS, describe_folder
 from specdec.draft_heads.formats.speculators_block import speculators_files
-from specdec.draft_heads.heads.block_head import BlockHead
+from specdec.draft_heads.heads.block_head import BlockForm
 from specdec.draft_heads.heads.draft_head import TargetOutput
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from tests.block_formats import BLOCK_FORMATS
@@ -66,7 +66,7 @@ def test_rows_where_only_the_first_layer_is_causal(tmp_path: Path) -> None:
     assert block_rows(fixture.write(tmp_path)) == fixture.config["block_size"]
 
 
-def same_logits(head: BlockHead, block: Block, readout: torch.Tensor) -> None:
+def same_logits(head: BlockForm, block: Block, readout: torch.Tensor) -> None:
     """Compare the logits after a random path with those of the description."""
     generator = random.Random(3)
     tokens = [generator.randrange(VOCAB) for _ in range(11)]
@@ -94,7 +94,7 @@ def same_logits(head: BlockHead, block: Block, readout: torch.Tensor) -> None:
 def test_logits_equal_the_definition(name: str, tmp_path: Path) -> None:
     fixture = BLOCK_FORMATS[name]()
     draft = load(fixture.write(tmp_path)).draft
-    assert isinstance(draft.head, BlockHead)
+    assert isinstance(draft.head, BlockForm)
     assert isinstance(fixture.head, Block)
     tokens = draft.readout.tokens  # type: ignore[attr-defined]
     assert (None if tokens is None else tokens.tolist()) == fixture.head.tokens
@@ -110,7 +110,7 @@ def test_a_saved_head_is_the_same(name: str, tmp_path: Path) -> None:
     saved = built(fixture.head, dtype=torch.float32)  # type: ignore[arg-type]
     kind.save(saved, tmp_path / "saved", {"num_target_layers": TARGET_LAYERS}, torch.float16)
     again = load(tmp_path / "saved")
-    assert isinstance(again.draft.head, BlockHead)
+    assert isinstance(again.draft.head, BlockForm)
     assert isinstance(fixture.head, Block)
     assert again.draft.head.config == saved.config
     same_logits(again.draft.head, fixture.head, again.draft.readout.projection.weight)  # type: ignore[attr-defined]
@@ -126,7 +126,7 @@ def test_a_head_in_speculators_layout_is_the_same(name: str, tmp_path: Path) -> 
         "speculators",
         "org/target",
     )
-    assert isinstance(again.draft.head, BlockHead)
+    assert isinstance(again.draft.head, BlockForm)
     assert isinstance(head, Block)
     same_logits(again.draft.head, head, again.draft.readout.projection.weight)  # type: ignore[attr-defined]
 

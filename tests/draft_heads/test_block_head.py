@@ -25,11 +25,11 @@ def conversations(taps: int) -> tuple[Tensor, list[Tensor]]:
 
 def packed_states(module: BlockHead, tokens: Tensor, taps: list[Tensor], anchors: Tensor) -> Tensor:
     """Run the module as training does; return `[blocks, block_size, hidden]`."""
-    config, llama = module.config, module.llama
+    config, llama, form = module.config, module.llama, module.form(None)
     documents = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
     positions = torch.cat([torch.arange(length) for length in LENGTHS])
     table = llama.rope.table(llama.head_dim, llama.max_position, torch.float64)
-    context = module.context(module.feature_of(TargetOutput(taps[0], taps)))
+    context = form.context(form.feature_of(TargetOutput(taps[0], taps)))
     masks = [
         block_mask(documents, anchors, config.block_size, causal=causal, window=window)
         for causal, window in zip(config.causal, llama.layer_windows, strict=True)
@@ -83,7 +83,7 @@ def test_edge_vectors_are_the_bias_of_the_description(kind: str) -> None:
 def test_confidence_reads_state_and_previous_token() -> None:
     head = block(5, layers=1, rank=4, confidence=True)
     hidden, before = torch.randn(3, TARGET_HIDDEN, dtype=torch.float64), torch.tensor([3, 0, 52])
-    found = built(head).confidence(before, hidden)
+    found = built(head).form(None).confidence(before, hidden)
     weight = head.weights["confidence_head.proj.weight"].double()[0]
     rows = head.weights["markov_head.markov_w1.weight"].double()[before]
     wanted = torch.cat([hidden, rows], 1) @ weight + head.weights["confidence_head.proj.bias"].double()

@@ -40,7 +40,7 @@ BIASES = {f"layers.0.self_attn.{name}_proj.bias": (size,) for name, size in (("q
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> EagleHead:
     parts = TargetParts(EMBEDDING.to(dtype), Projection(EMBEDDING.to(dtype)), LlamaConfig.from_json(TINY))
-    head = load_head(folder, parts, TORCH).draft.head
+    head = load_head(folder, parts, TORCH).draft.head.module
     assert isinstance(head, EagleHead)
     return head
 
@@ -87,7 +87,7 @@ def test_query_key_and_value_rows_come_in_this_order(tmp_path: Path) -> None:
         qkv = torch.cat([tensors[f"layers.0.self_attn.{name}_proj.{kind}"] for name in "qkv"])
         assert torch.equal(getattr(layer.qkv_proj, kind), qkv.float())
     gate_up = torch.cat([tensors[f"layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up")])
-    assert torch.equal(layer.gate_up_proj.weight, gate_up.float())
+    assert torch.equal(layer.mlp.gate_up_proj.weight, gate_up.float())
 
 
 def test_saving_does_not_change_the_head(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.heads.edge_scorers import CANDIDATES, MarkovConfig
 from specdec.draft_heads.heads.readout import MatrixReadout
-from specdec.draft_heads.llama.linear import prepare_for_inference
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.rope import RopeConfig
 from specdec.kernels.kernel_set import KernelSet
@@ -122,9 +121,8 @@ class Tables:
                 head.draft_tokens.copy_(self.scored)
         else:
             head.fc.weight[:, :HIDDEN] = unit
-        prepare_for_inference(head, kernels)
         readout = MatrixReadout(kernels.projection(self.scores, None), self.vocab, self.scored if few else None)
-        draft = DraftModel(head, readout)
+        draft = DraftModel(head.form(kernels), readout)
         nodes = width + (DEPTH - 1) * width**2
         shape = shape_for(draft, DraftShape(DEPTH, width, nodes))
         size = rows * entries(width)

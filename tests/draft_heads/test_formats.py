@@ -237,8 +237,8 @@ def test_both_safetensors_and_pickles_are_peeked_and_loaded_alike(tmp_path: Path
     pickled = load(fixture.write(tmp_path / "a"))
     fixture.pickled = False
     plain = load(fixture.write(tmp_path / "b"))
-    for name, tensor in pickled.draft.head.state_dict().items():  # type: ignore[attr-defined]
-        assert torch.equal(plain.draft.head.state_dict()[name], tensor)  # type: ignore[attr-defined]
+    for name, tensor in pickled.draft.head.module.state_dict().items():  # type: ignore[attr-defined]
+        assert torch.equal(plain.draft.head.module.state_dict()[name], tensor)  # type: ignore[attr-defined]
     peeked = [describe_folder(tmp_path / folder).file_tensors for folder in "ab"]
     kinds = [{name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()} for tensors in peeked]
     assert kinds[0] == kinds[1]

@@ -77,7 +77,7 @@ def load(folder: Path) -> LoadedHead:
 
 def check_round_trip(head: Eagle3Head, folder: Path) -> LoadedHead:
     loaded = load(folder)
-    back = loaded.draft.head
+    back = loaded.draft.head.module
     assert isinstance(back, Eagle3Head)
     assert back.config == head.config
     assert loaded.other is None
@@ -137,7 +137,7 @@ def test_a_whole_vocabulary_has_no_map(tmp_path: Path) -> None:
 
 def test_an_embedding_of_its_own_size_is_saved(tmp_path: Path) -> None:
     loaded = load_double(FORMATS["official_eagle3_own_size"]().write(tmp_path / "a"))
-    head = loaded.draft.head
+    head = loaded.draft.head.module
     assert isinstance(head, Eagle3Head)
     EAGLE3.save(head, tmp_path / "b", {})
     assert json.loads((tmp_path / "b" / "config.json").read_text())["target_hidden_size"] == TARGET_HIDDEN
@@ -151,7 +151,7 @@ def test_an_official_file_comes_back_as_it_was(tmp_path: Path, name: str) -> Non
     # What bfloat16 can hold.
     fixture.tensors = {key: t.bfloat16() if t.is_floating_point() else t for key, t in fixture.tensors.items()}
     fixture.tensors.pop("embed_tokens.weight", None)
-    head = load_double(fixture.write(tmp_path / "a")).draft.head
+    head = load_double(fixture.write(tmp_path / "a")).draft.head.module
     assert isinstance(head, Eagle3Head)
     EAGLE3.save(head, tmp_path / "b", {})
     saved = load_file(tmp_path / "b" / "model.safetensors")

@@ -19,7 +19,7 @@ from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.draft_heads.formats.head_kinds import load_head
 from specdec.draft_heads.heads.draft_head import TargetParts
-from specdec.draft_heads.heads.eagle import EagleHead
+from specdec.draft_heads.heads.eagle import EagleForm
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.reference.projection import Projection
@@ -79,7 +79,7 @@ class DenseHead:
 
 class Heads(NamedTuple):
     dense: DenseHead
-    ours: EagleHead
+    ours: EagleForm
 
 
 @pytest.fixture(scope="module", params=[None, WINDOW])
@@ -89,7 +89,7 @@ def heads(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     output = torch.zeros(VOCAB, HIDDEN, dtype=torch.float64)
     parts = TargetParts(output, Projection(output), LlamaConfig.from_json(TINY))
     ours = load_head(folder, parts, TORCH, request.param).draft.head
-    assert isinstance(ours, EagleHead)
+    assert isinstance(ours, EagleForm)
     return Heads(DenseHead(folder, request.param), ours)
 
 
@@ -147,7 +147,7 @@ class Request:
         )
 
 
-def empty_cache(head: EagleHead, blocks: int) -> tuple[Tensor, Tensor]:
+def empty_cache(head: EagleForm, blocks: int) -> tuple[Tensor, Tensor]:
     """Keys and values, and features, of nothing yet."""
     llama = head.config.llama
     kv = torch.full((1, blocks * 8, 2 * llama.num_kv_heads, llama.head_dim), float("nan"), dtype=torch.float64)

@@ -14,7 +14,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Config
 
 from specdec.draft_heads.formats.head_kinds import load_head
 from specdec.draft_heads.formats.speculators_block import speculators_files
-from specdec.draft_heads.heads.block_head import BlockHead
+from specdec.draft_heads.heads.block_head import BlockForm
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput, TargetParts
 from specdec.draft_heads.heads.edge_scorers import block_edges
 from specdec.kernels.reference.projection import Projection
@@ -119,7 +119,7 @@ def library_logits(model: Any, tokens: Tensor, taps: Tensor, monkeypatch: pytest
 def our_logits(draft: DraftModel, tokens: Tensor, taps: Tensor) -> Tensor:
     """The same by our head over a paged cache."""
     head, found = draft.head, []
-    assert isinstance(head, BlockHead)
+    assert isinstance(head, BlockForm)
     scorer = head.edge_scorer
     for anchor in ANCHORS:
         features = head.feature_of(TargetOutput(taps[0, :anchor], list(taps[:, :anchor])))

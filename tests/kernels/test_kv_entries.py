@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.draft_heads.llama.linear import prepare_for_inference
 from specdec.draft_heads.llama.llama_layer import LlamaLayer, PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.kernel_set import KernelSet
@@ -275,14 +274,12 @@ def stored_by(kernels: KernelSet, kv: Tensor, scales: Tensor | None) -> Tensor:
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     layer.requires_grad_(False)
-    prepare_for_inference(layer, kernels)
     slots, rows = chain(0, 13)
     rotary = rotary_at(CONFIG.rope.table(CONFIG.head_dim, 80, torch.float32), slots)
     with torch.inference_mode():
-        output: Tensor = layer(
+        return layer.form(kernels)(
             normal(5, 13, CONFIG.hidden_size), rotary, PagedAttention(kv, slots, rows, kernels, 0, scales)
         )
-    return output
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,11 +1,11 @@
-"""Weights in inference form against weights as trained."""
+"""Forms of weights for serving against weights as trained."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from specdec.draft_heads.llama.linear import Linear, prepare_for_inference
+from specdec.draft_heads.llama.linear import Linear
 from specdec.draft_heads.llama.llama_layer import RMSNorm
 from specdec.kernels.reference.projection import SMALL_BYTES, Projection, onednn_multiplies, padded_rows
 from tests.kernel_sets import TORCH
@@ -50,10 +50,10 @@ def test_a_readied_module_computes_the_same(dtype: torch.dtype) -> None:
     x = torch.randn(5, 24, dtype=dtype)
     with torch.inference_mode():
         before = block(x)
-        prepare_for_inference(block, TORCH)
-        after = block(x)
+        norm, proj, inner = (part.form(TORCH) for part in (block.norm, block.proj, block.inner))
+        after = inner(proj(norm(x)))
     torch.testing.assert_close(after, before)
-    assert not isinstance(block.proj, Linear)
+    assert isinstance(proj, Projection)
 
 
 def test_rows_that_fill_up_are_not_seen() -> None:
@@ -80,15 +80,10 @@ def test_products_meet_few_row_counts() -> None:
         assert padded_rows(count) == count
 
 
-def test_parts_of_lists_are_refused() -> None:
-    with pytest.raises(AssertionError, match="part 0 of a list"):
-        prepare_for_inference(nn.ModuleList([Linear(4, 4)]), TORCH)
-
-
 @pytest.mark.parametrize("rows", [64, SMALL_BYTES // 128 + 1])
 def test_large_weights_laid_out_anew_are_kept_once(rows: int) -> None:
     layer = Linear(64, rows, bias=False).to(torch.bfloat16).requires_grad_(False)
-    projection = layer.inference_form(TORCH)
+    projection = layer.form(TORCH)
     kept = projection.weight.numel()
     assert kept == (0 if projection.is_packed and rows > 64 else 64 * rows)
     assert projection(torch.ones(1, 64, dtype=torch.bfloat16)).shape == (1, rows)

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.draft_heads.llama.linear import prepare_for_inference
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.llama_layer import LlamaLayer, PagedAttention
+from specdec.draft_heads.llama.llama_layer import LayerForm, LlamaLayer, PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.native.adapters import NativeAdapters
 from specdec.kernels.native.library import Library
@@ -46,14 +45,13 @@ def drawn_adapter(config: LlamaConfig, ranks: list[int], seed: int) -> LayerAdap
 def with_merged(layer: LlamaLayer, config: LlamaConfig, adapter: LayerAdapter) -> LlamaLayer:
     found = LlamaLayer(config)
     found.load_state_dict(layer.state_dict())
-    for name, product in adapted_products(config).items():
-        deltas = torch.cat([up @ down for down, up in adapter[name]])
-        getattr(found, product.attribute).weight.data += deltas
+    for name, linear in (found.linears | found.mlp.linears).items():
+        linear.weight.data += torch.cat([up @ down for down, up in adapter[name]])
     return found.requires_grad_(False)
 
 
 def run(
-    own: Library, layer: LlamaLayer, config: LlamaConfig, counts: list[int], adapters: list[int], x: Tensor
+    own: Library, layer: LayerForm, config: LlamaConfig, counts: list[int], adapters: list[int], x: Tensor
 ) -> Tensor:
     """Run chains of requests from their beginning through a prepared layer."""
     ends = [8 * (place + 1) for place in range(len(counts))]
@@ -93,9 +91,9 @@ def test_rows_are_those_of_merged_weights_and_of_their_batch_alone(
     plain, kernels = made_layer(config), kernels_of(own)
     given = [drawn_adapter(config, first, seed % 1000), drawn_adapter(config, second, seed % 1000 + 50)]
     references = [plain, *(with_merged(plain, config, adapter) for adapter in given)]
-    layer = made_layer(config).to(own.dtype)
-    prepare_for_inference(layer, kernels)
-    bank = NativeAdapters(own, [layer.fused])
+    layer = made_layer(config).to(own.dtype).form(kernels)
+    assert layer.mixer.fused is not None
+    bank = NativeAdapters(own, [layer.mixer.fused])
     for place, adapter in enumerate(given, 1):
         bank.put(
             place, [{name: [LowRank(*(m.to(own.dtype) for m in part)) for part in adapter[name]] for name in adapter}]
@@ -103,23 +101,22 @@ def test_rows_are_those_of_merged_weights_and_of_their_batch_alone(
     x = normal(seed % 1000 + 99, sum(COUNTS), config.hidden_size).to(own.dtype)
     found = run(own, layer, config, COUNTS, adapters, x)
     exact_library = library("portable", 1, torch.float32)
-    for reference in references:
-        prepare_for_inference(reference, kernels_of(exact_library))
+    exact_layers = [reference.form(kernels_of(exact_library)) for reference in references]
     tolerance = {torch.float32: 2e-5, torch.bfloat16: 0.1, torch.float16: 2e-2}[own.dtype]
     start = 0
     for number, count in zip(adapters, COUNTS, strict=True):
         part = x[start : start + count]
         assert run(own, layer, config, [count], [number], part).equal(found[start : start + count])
-        exact = run(exact_library, references[number], config, [count], [0], part.float())
+        exact = run(exact_library, exact_layers[number], config, [count], [0], part.float())
         torch.testing.assert_close(found[start : start + count].float(), exact, rtol=tolerance, atol=tolerance)
         start += count
 
 
 def test_an_adapter_that_is_replaced_leaves_no_trace() -> None:
     own = library(FORMS[-1], 2, torch.float32)
-    layer = made_layer(CONFIG)
-    prepare_for_inference(layer, kernels_of(own))
-    bank = NativeAdapters(own, [layer.fused])
+    layer = made_layer(CONFIG).form(kernels_of(own))
+    assert layer.mixer.fused is not None
+    bank = NativeAdapters(own, [layer.mixer.fused])
     x = normal(7, 3, CONFIG.hidden_size)
     results = []
     for seed in (0, 1, 0):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.draft_heads.llama.alibi import alibi_slopes
-from specdec.draft_heads.llama.linear import prepare_for_inference
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import LlamaLayer, PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
@@ -183,7 +182,7 @@ def runner(
         if parameter.dim() == 2:
             parameter.data = change(parameter.data).to(dtype)
     layer.requires_grad_(False)
-    prepare_for_inference(layer, kernels)
+    served = layer.form(kernels)
     table = config.rope.table(config.head_dim, 80, dtype)
     kv = torch.full((80, 2 * config.num_kv_heads, config.head_dim), float("nan"), dtype=dtype)
 
@@ -191,8 +190,7 @@ def runner(
         slots, rows = chain(start, len(states))
         attention = PagedAttention(kv, slots, rows, kernels, slopes=config.slopes(dtype, slots.device))
         with torch.inference_mode():
-            output: Tensor = layer(states, rotary_at(table, slots), attention)
-        return output
+            return served(states, rotary_at(table, slots), attention)
 
     return run
 

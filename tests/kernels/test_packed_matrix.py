@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.draft_heads.llama.linear import Linear, prepare_for_inference
+from specdec.draft_heads.llama.linear import Linear
 from specdec.draft_heads.llama.llama_layer import LlamaLayer
 from specdec.kernels.native.huge_pages import HugePages
 from specdec.kernels.native.library import BLOCK, NUMBER_KINDS, Library
@@ -107,8 +107,9 @@ def test_a_packed_weight_takes_its_bits(quantization: Quantization, bits: float)
 @pytest.mark.parametrize("quantization", ["none", "q8"])
 def test_prepared_layers_do_not_keep_their_weights(quantization: Quantization) -> None:
     layer = LlamaLayer(CONFIG).requires_grad_(False)
-    weights = [weakref.ref(part.weight) for part in layer.children() if isinstance(part, Linear)]
+    weights = [weakref.ref(part.weight) for part in layer.modules() if isinstance(part, Linear)]
     assert len(weights) == 4
-    prepare_for_inference(layer, kernels_of(library(FORMS[-1], 1, torch.float32), quantization))
+    served = layer.form(kernels_of(library(FORMS[-1], 1, torch.float32), quantization))
     gc.collect()
+    assert served.mixer.fused is not None
     assert [weight() for weight in weights] == [None] * 4

@@ -14,7 +14,7 @@ from specdec import LLM, SamplingParams
 from specdec.building.engine_builder import EngineBuilder
 from specdec.cache.kv_cache import KVCache, KVDtypes, entry_bytes
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
-from specdec.draft_heads.llama.llama_layer import LlamaLayer
+from specdec.draft_heads.llama.llama_layer import ComposedMixer
 from specdec.kernels.types import kv_entries
 from specdec.models.llama import load_llama, read_llama_config
 from tests.coded_cache import CODES, numbers_of
@@ -145,11 +145,11 @@ def test_scales_beside_quantised_weights(world: World, tmp_path: Path, name: str
     torch.testing.assert_close(model.kv_scales, EACH)
     assert model.config.kv_cache_dtype == "fp8_e4m3"
     rows, drawn = torch.arange(4), torch.Generator().manual_seed(1)
-    for one, other in zip(model.layers, weights.layers, strict=True):
-        assert isinstance(one, LlamaLayer)
-        assert isinstance(other, LlamaLayer)
-        x = torch.randn(4, one.qkv_proj.weight.shape[1], dtype=torch.float64, generator=drawn)
-        assert torch.equal(one.qkv_proj(x), other.qkv_proj(x))
+    for one, other in zip(model.mixers, weights.mixers, strict=True):
+        assert isinstance(one, ComposedMixer)
+        assert isinstance(other, ComposedMixer)
+        x = torch.randn(4, model.config.hidden_size, dtype=torch.float64, generator=drawn)
+        assert torch.equal(one.products["qkv"](x), other.products["qkv"](x))
     assert torch.equal(model.embed_tokens(rows), weights.embed_tokens(rows))
     found = []
     for drafter in (None, world.draft("eagle")):

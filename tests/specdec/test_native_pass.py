@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from specdec import LLM, DraftShape, SamplingParams
-from specdec.draft_heads.heads.eagle3 import Eagle3Head
+from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
+from specdec.draft_heads.heads.eagle3 import Eagle3Form
+from specdec.draft_heads.llama.mlp import GatedMLP
 from specdec.kernels.native.library import library_file
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.tree import TreeRow
@@ -71,7 +73,7 @@ def test_a_feature_that_the_call_does_not_know_is_made_in_python(world: World, m
     outputs, accepted = [], []
     for is_known in (True, False):
         if not is_known:
-            monkeypatch.setattr(Eagle3Head, "feature_weights", lambda _: None)
+            monkeypatch.setattr(Eagle3Form, "feature_weights", lambda _: None)
         llm = LLM(
             world.folder / "target", world.draft("eagle3"), dtype="float32", kernels="native", adaptive_drafts=False
         )
@@ -81,3 +83,27 @@ def test_a_feature_that_the_call_does_not_know_is_made_in_python(world: World, m
         accepted.append(sum(output.stats.accepted_per_depth))
     assert outputs[0] == outputs[1]
     assert accepted[0] == accepted[1]
+
+
+@pytest.mark.parametrize("draft", ["none", "eagle", "eagle3", "dspark", "llama"])
+@pytest.mark.parametrize("enable_lora", [False, True])
+def test_layers_with_an_mlp_that_the_call_does_not_know_run_part_by_part(
+    world: World, draft: str, enable_lora: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Target and draft model then have no pass in one call, and the same outputs."""
+    prompts, params = [list(range(5, 15))], SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    settings = {"dtype": "float32", "kernels": "native", "enable_lora": enable_lora}
+    if draft != "none":
+        settings["adaptive_drafts"] = False
+    outputs = []
+    for is_known in (True, False):
+        if not is_known:
+            monkeypatch.setattr(GatedMLP, "weights", lambda _: None)
+        llm = LLM(world.folder / "target", world.draft(draft), **settings)
+        worker = llm.engine.worker
+        assert (worker.runner.one_call is not None) == is_known
+        if isinstance(worker.drafter, TreeDrafter):
+            assert (worker.drafter.one_call is not None) == is_known
+        (output,) = llm.generate(prompts, params, use_tqdm=False)
+        outputs.append(output.outputs[0].token_ids)
+    assert outputs[0] == outputs[1]

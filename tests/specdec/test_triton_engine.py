@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM
 from specdec import LLM, LoRARequest, SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
+from specdec.draft_heads.llama.llama_layer import ComposedMixer
 from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.native.library import library_file
 from specdec.kernels.triton.quantized_linear import QuantizedProjection
@@ -119,8 +120,9 @@ def test_quantised_weights_stay_as_they_are_stored(folder: Path, tmp_path: Path,
         llm = load(tmp_path, kernels)
         found.append(llm.generate([[5, 6, 7, 8, 9]], params, use_tqdm=False)[0].token_ids)
     assert found[0] == found[1]
-    layer = llm.model.layers[0]
-    assert isinstance(layer.down_proj, QuantizedProjection)
+    mixer = llm.model.layers[0].mixer
+    assert isinstance(mixer, ComposedMixer)
+    assert isinstance(mixer.mlp.products["down"], QuantizedProjection)
 
 
 def test_choices_of_more_nodes_than_a_tree_may_have(folder: Path) -> None:

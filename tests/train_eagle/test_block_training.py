@@ -13,7 +13,6 @@ from specdec import LLM, DraftShape, SamplingParams
 from specdec.cli.inspection import Inspection
 from specdec.draft_heads.drafting.block_drafter import BlockDrafter
 from specdec.draft_heads.heads.block_head import BlockHead
-from specdec.draft_heads.llama.llama_layer import LlamaLayer
 from specdec.train_eagle.data.chat_mask import Sample
 from specdec.train_eagle.data.prepared_data import PreparedData
 from specdec.train_eagle.evaluation.accuracy import NO_TOKEN, accuracy, token_ranks
@@ -135,7 +134,7 @@ def test_ranks_are_those_of_training(trained: Path, target: Path) -> None:
     slots = head.config.num_slots
     assert (ranks[slots:] == NO_TOKEN).all()
     kind = TRAINING_KINDS["dspark" if head.markov_head is not None else "dflash"]
-    trainer = kind.trainer(head, llm.model.lm_head_weight, LossSettings("ce")).double()
+    trainer = kind.trainer(head.module, llm.model.weights.lm_head_weight, LossSettings("ce")).double()
     with torch.no_grad():
         found = trainer(batch)
     # Training begins with the assistant's first token, ranks with the one before it.
@@ -188,13 +187,12 @@ def test_a_fresh_head_begins_with_the_layers_of_its_target(target: Path, data: P
     head, model = made.head, made.model
     assert isinstance(head, BlockHead)
     assert head.config.causal == (True, True)
-    batch, llama = made.source.batch([0]), head.llama
+    batch, llama, form = made.source.batch([0]), head.llama, head.form(None)
     own = head.fc.weight[:, -llama.hidden_size :]
     own.copy_(torch.eye(llama.hidden_size))
     head.fc.weight[:, : -llama.hidden_size] = 0
-    values = head.context(batch.read_by(head))[:, 0, llama.num_kv_heads :]
-    layer = model.layers[head.taps[-1]]
-    assert isinstance(layer, LlamaLayer)
+    values = form.context(batch.read_by(form))[:, 0, llama.num_kv_heads :]
+    layer = model.weights.decoder_layers[head.taps[-1]]
     assert layer.input_layernorm is not None
     qkv = layer.qkv_proj(layer.input_layernorm(batch.taps[:, -llama.hidden_size :]))
     expected = qkv[:, -llama.num_kv_heads * llama.head_dim :].view(values.shape)
@@ -232,12 +230,12 @@ def test_a_head_with_narrow_mlps_begins_with_the_strongest_neurons(
     assert isinstance(wide, BlockHead)
     assert isinstance(made.head, BlockHead)
     for given, found in zip(wide.decoder_layers, made.head.decoder_layers, strict=True):
-        gate, up = given.gate_up_proj.weight.chunk(2)
-        down = given.down_proj.weight
+        gate, up = given.mlp.gate_up_proj.weight.chunk(2)
+        down = given.mlp.down_proj.weight
         order = (gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)).argsort(descending=True)
         kept = sorted(order[:8].tolist())
-        torch.testing.assert_close(found.down_proj.weight, down[:, kept], rtol=0, atol=0.01)
-        torch.testing.assert_close(found.gate_up_proj.weight, torch.cat([gate[kept], up[kept]]), rtol=0, atol=0.01)
+        torch.testing.assert_close(found.mlp.down_proj.weight, down[:, kept], rtol=0, atol=0.01)
+        torch.testing.assert_close(found.mlp.gate_up_proj.weight, torch.cat([gate[kept], up[kept]]), rtol=0, atol=0.01)
         torch.testing.assert_close(found.qkv_proj.weight, given.qkv_proj.weight, rtol=0, atol=0.01)
     made.train()
     _, thin, *_ = from_folder(tmp_path / "thin", target)
@@ -258,7 +256,7 @@ def test_a_head_of_some_tokens_begins_with_one_of_all(part: str, target: Path, d
     assert head.markov_head is not None
     tokens = head.draft_tokens
     assert 0 < len(tokens) <= 20
-    torch.testing.assert_close(head.lm_head.weight, made.model.lm_head_weight[tokens])
+    torch.testing.assert_close(head.lm_head.weight, made.model.weights.lm_head_weight[tokens])
     whole = first.head.markov_head.markov_w2.weight[tokens]
     torch.testing.assert_close(head.markov_head.markov_w2.weight, whole, rtol=0, atol=0.01)
     made.train()

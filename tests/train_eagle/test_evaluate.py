@@ -62,9 +62,9 @@ def save_echo(kind: str, folder: Path, target: Path) -> Path:
         head: Any = save_random_head(folder)
     else:
         head = save_random_eagle3(folder, draft_vocab_size=90)
-        head.lm_head.weight.data = model.lm_head_weight[head.draft_tokens].clone()
+        head.lm_head.weight.data = model.weights.lm_head_weight[head.draft_tokens].clone()
     layer = head.layers[0]
-    for part in (layer.o_proj, layer.down_proj, head.fc):
+    for part in (layer.o_proj, layer.mlp.down_proj, head.fc):
         part.weight.data *= 0.1
     head.fc.weight.data[:, -size:] += torch.eye(size)
     KINDS[kind].save(head, folder, {})
@@ -133,7 +133,7 @@ def test_ranks_are_those_of_training(llm: LLM, prompt: list[int], length: int) -
     head: Any = llm.engine.worker.drafter.head
     options = LossSettings("ce", depth, 1.0, 1.0, 0.0, 0.0)
     kind = TRAINING_KINDS["eagle3" if head.taps else "eagle"]
-    trainer = kind.trainer(head, llm.model.lm_head_weight, options).double()
+    trainer = kind.trainer(head.module, llm.model.weights.lm_head_weight, options).double()
     with torch.no_grad():
         found = trainer(OnlineFeatures(llm.model, [sample], head.taps).batch([0]))
     # Training is not about tokens that the head cannot propose.

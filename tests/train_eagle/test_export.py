@@ -85,14 +85,16 @@ def save_run(kind: str, folder: Path, target: Path, model: LlamaModel) -> EagleH
     """A run's state, of a head whose weights bfloat16 cannot hold."""
     torch.manual_seed(3)
     known = torch.randperm(V)[:VD].sort().values
-    head: EagleHead | Eagle3Head = TRAINING_KINDS[kind].new(model, known if kind == "eagle3" else None)
+    head: EagleHead | Eagle3Head = TRAINING_KINDS[kind].new(model.weights, known if kind == "eagle3" else None)
     for parameter in head.parameters():
         if parameter.requires_grad:
             parameter.data.uniform_(-1, 1)
     PreparedData.begin(folder.parent / "prepared", {"format": 1}, ["/data/chats.jsonl"])
     data = [str(folder.parent / "prepared")]
     settings = {"model": str(target), "data": data, "head": kind, "lr": 0.002, "unroll": 4}
-    trainer = TRAINING_KINDS[kind].trainer(head, model.lm_head_weight, LossSettings("ce", 1, 1.0, 1.0, 0.0, 0.0))
+    trainer = TRAINING_KINDS[kind].trainer(
+        head, model.weights.lm_head_weight, LossSettings("ce", 1, 1.0, 1.0, 0.0, 0.0)
+    )
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(trainer)
     state = TrainingState(folder, settings, None)
@@ -116,11 +118,13 @@ def test_a_head_is_bit_identical_when_it_is_loaded(
     head = save_run(kind, tmp_path / "run", target, model)
     export("--run", tmp_path / "run", "--out", tmp_path / "out", "--dtype", dtype)
     loaded = load(tmp_path / "out", model)
-    assert type(loaded.head) is type(head)
-    rope = loaded.head.llama.rope
+    back = loaded.head.module
+    assert back is not None
+    assert type(back) is type(head)
+    rope = back.llama.rope
     assert (rope.rope_type, rope.theta) == ("default", head.llama.rope.theta)
-    assert loaded.head.config == replace(head.config, llama=replace(head.llama, rope=rope))
-    for name, parameter in loaded.head.named_parameters():
+    assert back.config == replace(head.config, llama=replace(head.llama, rope=rope))
+    for name, parameter in back.named_parameters():
         exact = dict(head.named_parameters())[name]
         # The embedding is the target's, of which no official EAGLE-3 file has a copy.
         is_shared = kind == "eagle3" and name == "embed_tokens.weight"

@@ -47,7 +47,7 @@ def target(folder: Path) -> LlamaModel:
 
 def make_head(target: LlamaModel, kind: str, seed: int) -> EagleHead | Eagle3Head:
     torch.manual_seed(seed)
-    head: EagleHead | Eagle3Head = TRAINING_KINDS[kind].new(target, KNOWN if kind == "eagle3" else None)
+    head: EagleHead | Eagle3Head = TRAINING_KINDS[kind].new(target.weights, KNOWN if kind == "eagle3" else None)
     for parameter in head.parameters():
         if parameter.requires_grad:
             parameter.data.normal_(std=0.3) if parameter.ndim == 2 else parameter.data.uniform_(0.5, 1.5)
@@ -75,17 +75,17 @@ def naive_loss(
     head: EagleHead | Eagle3Head, table: Tensor, target: LlamaModel, batch: FeatureBatch, options: LossSettings
 ) -> tuple[Tensor, Tensor]:
     """Total, and the loss of each pass; every chain is drafted by itself."""
-    llama = head.llama
+    llama, form = head.llama, head.form(None)
     is_eagle3 = type(head) is Eagle3Head
     known = KNOWN if is_eagle3 else torch.arange(VOCAB)
-    weight = head.lm_head.weight if is_eagle3 else target.lm_head_weight
+    weight = head.lm_head.weight if is_eagle3 else target.weights.lm_head_weight
     token_terms: list[list[Tensor]] = [[] for _ in range(options.unroll)]
     feature_terms: list[list[Tensor]] = [[] for _ in range(options.unroll)]
     start = 0
     for length in batch.lengths:
         tokens, said = batch.tokens[start : start + length], batch.mask[start : start + length]
         outputs, taps = batch.features[start : start + length], batch.taps[start : start + length]
-        true = head.feature_of(TargetOutput(outputs, list(taps.chunk(len(head.taps), -1)) if head.taps else []))
+        true = form.feature_of(TargetOutput(outputs, list(taps.chunk(len(head.taps), -1)) if head.taps else []))
         start += length
         for root in range(1, length - 1):
             if not said[root + 1]:
@@ -98,8 +98,8 @@ def naive_loss(
                 features.append(states[-1])
                 if not said[last + 1] or tokens[last + 1] not in known:
                     continue
-                p = (outputs[last] @ target.lm_head_weight[known].T).softmax(-1)
-                q = (head.read(states[-1:])[0] @ weight.T).log_softmax(-1)
+                p = (outputs[last] @ target.weights.lm_head_weight[known].T).softmax(-1)
+                q = (form.read(states[-1:])[0] @ weight.T).log_softmax(-1)
                 token_terms[step].append(-(p * q).sum())
                 feature_terms[step].append(F.smooth_l1_loss(states[-1], outputs[last]))
     weights = [options.step_decay**step for step, terms in enumerate(token_terms) if terms]
@@ -131,7 +131,7 @@ def test_loss_and_gradients_are_those_of_chains_drafted_one_by_one(
     options = LossSettings("ce", unroll, decay, 0.7, 0.4 if kind == "eagle" else 0.0, 0.0)
     samples = [Sample([t for t, _ in one], [mine for _, mine in one]) for one in said]
     batch = OnlineFeatures(target, samples, head.taps).batch(range(len(samples)))
-    trainer = TRAINING_KINDS[kind].trainer(head, target.lm_head_weight, options).double()
+    trainer = TRAINING_KINDS[kind].trainer(head, target.weights.lm_head_weight, options).double()
     found = trainer(batch)
     assume(int(found.count.sum()))
     wanted, per_step = naive_loss(head, trainer.rope, target, batch, options)
@@ -177,9 +177,11 @@ def test_in_bfloat16_products_meet_few_row_counts(target: LlamaModel, folder: Pa
     On a processor without AVX-512 torch multiplies bfloat16 without oneDNN, so nothing is padded.
     """
     head, model = make_head(target, kind, 0).float(), load_llama(folder, torch.bfloat16, torch.device("cpu"), TORCH)
-    trainer = TRAINING_KINDS[kind].trainer(head, model.lm_head_weight, LossSettings("ce", 4, 0.8, 1.0, 0.5, 0.1))
-    sizes = {len(parameter) for parameter in [*head.parameters(), *model.parameters()]}
-    sizes |= {parameter.shape[-1] for parameter in [*head.parameters(), *model.parameters()]}
+    trainer = TRAINING_KINDS[kind].trainer(
+        head, model.weights.lm_head_weight, LossSettings("ce", 4, 0.8, 1.0, 0.5, 0.1)
+    )
+    sizes = {len(parameter) for parameter in [*head.parameters(), *model.weights.parameters()]}
+    sizes |= {parameter.shape[-1] for parameter in [*head.parameters(), *model.weights.parameters()]}
     chance = random.Random(1)
     for _ in range(5):
         lengths = [chance.randrange(40, 60) for _ in range(20)]
@@ -194,7 +196,7 @@ def test_in_bfloat16_products_meet_few_row_counts(target: LlamaModel, folder: Pa
 def test_the_first_answer_token_is_trained_and_the_users_words_are_not(target: LlamaModel) -> None:
     head = make_head(target, "eagle", 0)
     options = LossSettings("ce", 1, 1.0, 1.0, 0.0, 0.0)
-    trainer = TRAINING_KINDS["eagle"].trainer(head, target.lm_head_weight, options).double()
+    trainer = TRAINING_KINDS["eagle"].trainer(head, target.weights.lm_head_weight, options).double()
     tokens = list(range(5, 15))
     counts = {}
     for first in range(2, 10):
@@ -208,8 +210,8 @@ def test_one_batch_is_learnt_by_heart(target: LlamaModel) -> None:
     torch.manual_seed(0)
     samples = [Sample(torch.randint(0, VOCAB, (14,)).tolist(), [False] * 4 + [True] * 10) for _ in range(4)]
     kind = TRAINING_KINDS["eagle3"]
-    head = kind.new(target, None).double()
-    trainer = kind.trainer(head, target.lm_head_weight, LossSettings("kl", 3, 0.8, 1.0, 0.0, 0.0)).double()
+    head = kind.new(target.weights, None).double()
+    trainer = kind.trainer(head, target.weights.lm_head_weight, LossSettings("kl", 3, 0.8, 1.0, 0.0, 0.0)).double()
     batch = OnlineFeatures(target, samples, head.taps).batch(range(4))
     optimizer = torch.optim.AdamW([p for p in head.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0)
     first = trainer(batch).total.item()

@@ -45,7 +45,7 @@ def head(target: Path, tmp_path: Path) -> Path:
     """A fresh head, saved."""
     torch.manual_seed(1)
     model = load_llama(target, torch.float32, CPU, TORCH)
-    fresh = GatedTraining().new(model, None)
+    fresh = GatedTraining().new(model.weights, None)
     KINDS["gated"].save(fresh, tmp_path / "head", {}, torch.float32)
     return tmp_path / "head"
 
@@ -53,12 +53,13 @@ def head(target: Path, tmp_path: Path) -> Path:
 def test_it_is_recognised_and_comes_back_as_it_was(head: Path, target: Path) -> None:
     loaded = load_head(head, load_llama(target, torch.float32, CPU, TORCH).parts, TORCH)
     assert loaded.description.label == "Gated"
-    assert isinstance(loaded.draft.head, GatedHead)
+    back = loaded.draft.head.module
+    assert isinstance(back, GatedHead)
     assert not holds_llama(head)
     written = load_file(head / "model.safetensors")
-    assert torch.equal(loaded.draft.head.gate.weight, written["gate.weight"])
+    assert torch.equal(back.gate.weight, written["gate.weight"])
     query = written["layers.0.self_attn.q_proj.weight"]
-    assert torch.equal(loaded.draft.head.layer.qkv_proj.weight[: len(query)], query)
+    assert torch.equal(back.get_parameter("layers.0.qkv_proj.weight")[: len(query)], query)
 
 
 def test_it_is_inspected(head: Path, target: Path) -> None:

@@ -15,7 +15,6 @@ from specdec import LLM, DraftShape, SamplingParams
 from specdec.cli.inspection import Inspection
 from specdec.config import EAGLE2_SHAPE, default_shape
 from specdec.draft_heads.heads.eagle3 import Eagle3Head, Eagle3Layer
-from specdec.draft_heads.llama.llama_layer import LlamaLayer
 from specdec.train_eagle.evaluation.head_evaluation import measure_tau
 from specdec.train_eagle.program import main as program
 from specdec.train_eagle.training import train_log
@@ -45,15 +44,14 @@ def test_an_eagle3_head_begins_with_a_layer_of_its_target(target: Path, data: Pa
     assert isinstance(head, Eagle3Head)
     hidden = head.llama.hidden_size
     assert head.fc.weight[:, -hidden:].sub(torch.eye(hidden)).abs().max() < 0.05
-    first, layer = head.layers[0], model.layers[head.taps[-1]]
+    first, layer = head.layers[0], model.weights.decoder_layers[head.taps[-1]]
     assert isinstance(first, Eagle3Layer)
-    assert isinstance(layer, LlamaLayer)
     assert layer.input_layernorm is not None
     states = torch.randn(3, hidden, generator=torch.Generator().manual_seed(0))
     first.qkv_proj.weight[:, :hidden] = 0
     qkv = first.qkv_proj(torch.cat([first.input_layernorm(states), first.hidden_norm(states)], -1))
     torch.testing.assert_close(qkv, layer.qkv_proj(layer.input_layernorm(states)))
-    torch.testing.assert_close(first.feed_forward(states), layer.feed_forward(states))
+    torch.testing.assert_close(first.mlp.form(None)(states), layer.mlp.form(None)(states))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdec.kernels.types.draft_trees import Walks
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.types import NO_TOKEN, Acceptance, NoiseKey
 from specdec.verify.chance import Chance, PhiloxChance
@@ -32,7 +33,7 @@ VERIFIER = RejectionVerifier(TORCH)
 
 
 def by(rule: Rule) -> RejectionVerifier:
-    return RejectionVerifier(replace(TORCH, rejection_walk=host_walk(rule, GumbelNoise.uniforms)))
+    return RejectionVerifier(replace(TORCH, walks=Walks(rejection=host_walk(rule, GumbelNoise.uniforms))))
 
 
 def with_q(tree: DraftTree, generator: torch.Generator) -> DraftTree:

@@ -1,15 +1,15 @@
 """Accuracy of a head: the rank that it gives the target's next token, at every depth of correct drafts."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from specdec.core.outputs import RequestOutput
-from specdec.draft_heads.drafting.block_drafter import BlockDrafter
-from specdec.draft_heads.drafting.model_drafter import ModelDrafter
-from specdec.draft_heads.heads.block_head import BlockHead
-from specdec.draft_heads.heads.draft_head import FeatureHead
+from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
+from specdec.draft_heads.heads.block_head import BlockForm
+from specdec.draft_heads.heads.draft_head import HeadForm
 from specdec.draft_heads.heads.edge_scorers import block_edges
 from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.rope import rotary_at
@@ -25,15 +25,15 @@ NO_TOKEN = -1
 TOP = 3
 
 
-def head_of(llm: LLM) -> tuple[FeatureHead, Readout]:
+def head_of(llm: LLM) -> tuple[HeadForm, Readout]:
     """Return the draft head of an engine and its readout.
 
     Raises:
         ValueError: what drafts is no head that reads the target's states.
     """
-    drafter = llm.engine.worker.drafter
-    if isinstance(drafter, ModelDrafter | BlockDrafter) and isinstance(drafter.head, FeatureHead):
-        return drafter.head, drafter.readout
+    head, drafter = llm.engine.worker.runner.head, llm.engine.worker.drafter
+    if head is not None and head.module is not None and isinstance(drafter, TreeDrafter):
+        return cast("HeadForm", head), drafter.readout
     raise ValueError(f"{llm.config.draft}: not a draft head, and only those can be evaluated; give the folder of one")
 
 
@@ -45,7 +45,7 @@ def accuracy(llm: LLM, outputs: Sequence[RequestOutput], depth: int) -> list[lis
     """
     head, readout = head_of(llm)
     # The unrolled passes know no windows: as far as none slides they are the same.
-    windows = () if isinstance(head, BlockHead) else head.windows
+    windows = () if head.block is not None else head.windows
     longest = min([head.llama.max_position, *filter(None, windows)])
     samples = []
     for output in outputs:
@@ -63,7 +63,7 @@ def accuracy(llm: LLM, outputs: Sequence[RequestOutput], depth: int) -> list[lis
 
 
 @torch.no_grad()
-def token_ranks(head: FeatureHead, readout: Readout, batch: FeatureBatch, depth: int) -> Tensor:
+def token_ranks(head: HeadForm, readout: Readout, batch: FeatureBatch, depth: int) -> Tensor:
     """Rank the target's tokens in one conversation, as training does.
 
     A root is a token whose next one is in the conversation's mask. Below it the head drafts the tokens of the
@@ -78,8 +78,8 @@ def token_ranks(head: FeatureHead, readout: Readout, batch: FeatureBatch, depth:
         int64 `[depth, roots]`, how many tokens are likelier to the head than the next one: 0 for its likeliest,
         `vocab_size` if it cannot propose the next one, `NO_TOKEN` past the end, and behind the block of a block head.
     """
-    if isinstance(head, BlockHead):
-        return _block_ranks(head, readout, batch, depth)
+    if head.block is not None:
+        return _block_ranks(cast("BlockForm", head), readout, batch, depth)
     llama = head.llama
     features = batch.read_by(head)[:-1]
     # Row r takes token r + 1 and the feature of token r, and predicts token r + 2.
@@ -96,7 +96,7 @@ def token_ranks(head: FeatureHead, readout: Readout, batch: FeatureBatch, depth:
     return torch.stack(found)
 
 
-def _block_ranks(head: BlockHead, readout: Readout, batch: FeatureBatch, depth: int) -> Tensor:
+def _block_ranks(head: BlockForm, readout: Readout, batch: FeatureBatch, depth: int) -> Tensor:
     tokens = batch.tokens
     # A root is the token before the first that is drafted.
     roots = batch.mask[2:].nonzero().flatten() + 1
@@ -111,14 +111,14 @@ def _block_ranks(head: BlockHead, readout: Readout, batch: FeatureBatch, depth: 
     return ranks
 
 
-def _rope(head: FeatureHead, device: torch.device) -> Tensor:
+def _rope(head: HeadForm, device: torch.device) -> Tensor:
     llama = head.llama
     dtype = torch.promote_types(head.dtype, torch.float32)
     return llama.rope.table(llama.head_dim, llama.max_position, dtype).to(device)
 
 
 def _ranks(
-    head: FeatureHead, readout: Readout, hidden: Tensor, tokens: Tensor, places: Tensor, edges: Tensor | None = None
+    head: HeadForm, readout: Readout, hidden: Tensor, tokens: Tensor, places: Tensor, edges: Tensor | None = None
 ) -> Tensor:
     """Return the ranks of the tokens at `places`, by the states before them.
 
@@ -130,20 +130,19 @@ def _ranks(
     if inside.any():
         scores = readout(head.read(hidden[inside])).full()
         if edges is not None:
-            assert isinstance(head, BlockHead)
-            scores += _bias(head, scores, edges[inside])
+            scores += _bias(cast("BlockForm", head), scores, edges[inside])
         own = scores.gather(1, tokens[places[inside]].unsqueeze(1))
         likelier = (scores > own).sum(1)
         ranks[inside] = likelier.where(own.squeeze(1) > float("-inf"), scores.shape[1])
     return ranks
 
 
-def _bias(head: BlockHead, scores: Tensor, vectors: Tensor) -> Tensor:
+def _bias(head: BlockForm, scores: Tensor, vectors: Tensor) -> Tensor:
     """Return what edges add to the scores of the likeliest tokens, which alone are drafted; 0 for others."""
     scorer = head.edge_scorer
     assert scorer is not None
     of_all = torch.zeros_like(scores)
-    proposed = slice(None) if head.lm_head is None else head.draft_tokens
+    proposed = slice(None) if head.draft_tokens is None else head.draft_tokens
     of_all[:, proposed] = (vectors @ scorer.successors.t()).to(scores.dtype)
     likeliest = scores.topk(min(scorer.candidates, scores.shape[1])).indices
     return torch.zeros_like(scores).scatter_(1, likeliest, of_all.gather(1, likeliest))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from specdec.draft_heads.heads.block_attention import BlockAttention, block_mask, block_positions
-from specdec.draft_heads.heads.block_head import BlockHead
+from specdec.draft_heads.heads.block_head import BlockForm
 from specdec.draft_heads.llama.rope import Rotary, rotary_at
 from specdec.train_eagle.passes.features import FeatureBatch
 
@@ -54,7 +54,7 @@ class PackedBlockAttention:
     """Attention of one layer over the blocks of packed conversations, group by group.
 
     Args:
-        context: `[tokens, 2 * kv_heads, head_dim]`, this layer's part of `BlockHead.context`.
+        context: `[tokens, 2 * kv_heads, head_dim]`, this layer's part of `BlockForm.context`.
         rotary: of the tokens' positions.
         lengths: number of tokens of each conversation.
         groups: the blocks, in their order.
@@ -94,7 +94,7 @@ def _split(rotary: Rotary, rows: Sequence[int]) -> list[Rotary]:
 
 
 def slot_states(
-    head: BlockHead, batch: FeatureBatch, anchors: Tensor, table: Tensor, *, checkpoints: bool = False
+    head: BlockForm, batch: FeatureBatch, anchors: Tensor, table: Tensor, *, checkpoints: bool = False
 ) -> Tensor:
     """Return the normed states of the slots behind anchors, `[anchors, slots, hidden_size]`.
 

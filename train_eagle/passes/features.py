@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specdec.draft_heads.heads.draft_head import FeatureHead, TargetOutput
+from specdec.draft_heads.heads.draft_head import HeadForm, TargetOutput
 from specdec.draft_heads.llama.llama_layer import Attention, PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.kernel_set import torch_kernels
@@ -49,7 +49,7 @@ class FeatureBatch:
         parts = (getattr(self, name).to(device, non_blocking=True) for name in PARTS)
         return FeatureBatch(self.lengths, *parts)
 
-    def read_by(self, head: FeatureHead) -> Tensor:
+    def read_by(self, head: HeadForm) -> Tensor:
         """Return what a head reads of every token, `[tokens, feature_size]`, in the head's dtype."""
         taps = [tap.to(head.dtype) for tap in self.taps.chunk(len(head.taps), -1)] if head.taps else []
         return head.feature_of(TargetOutput(self.features.to(head.dtype), taps))

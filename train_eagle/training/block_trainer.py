@@ -27,7 +27,7 @@ class BlockTrainer(HeadTrainer):
 
     def forward(self, batch: FeatureBatch) -> UnrolledLoss:
         """Return the losses of all slots."""
-        head, settings = self.head, self.settings
+        head, settings = self.head.form(None), self.settings
         slots = head.config.num_slots
         anchors = self._anchors(batch)
         counted = self._counts(batch, anchors, slots)

@@ -9,7 +9,7 @@ from torch import Tensor
 from specdec.draft_heads.formats.head_kinds import KINDS
 from specdec.draft_heads.heads.block_head import BlockConfig, BlockHead
 from specdec.draft_heads.heads.edge_scorers import MarkovConfig
-from specdec.models.llama import LlamaModel
+from specdec.models.llama import LlamaWeights
 from specdec.train_eagle.training.block_trainer import BlockTrainer
 from specdec.train_eagle.training.head_trainer import HeadTrainer, LossSettings
 from specdec.train_eagle.training.train_config import RECIPES
@@ -59,7 +59,7 @@ class DFlashTraining(TrainingKind[BlockHead]):
         given = {each.name: settings.get(each.name) for each in fields(self)}
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
-    def new(self, model: LlamaModel, draft_tokens: Tensor | None) -> BlockHead:
+    def new(self, model: LlamaWeights, draft_tokens: Tensor | None) -> BlockHead:
         head = BlockHead(self.config(model, draft_tokens))
         initialise(head, model)
         # The context rows of the first layer then are the target's own keys and values there, but for the norm of keys.
@@ -73,7 +73,7 @@ class DFlashTraining(TrainingKind[BlockHead]):
             head.lm_head.weight.data.copy_(output[draft_tokens.to(output.device)])
         return head
 
-    def config(self, model: LlamaModel, draft_tokens: Tensor | None) -> BlockConfig:
+    def config(self, model: LlamaWeights, draft_tokens: Tensor | None) -> BlockConfig:
         """Return the shape of a fresh head.
 
         Raises:
@@ -129,7 +129,7 @@ class DSparkTraining(DFlashTraining):
     settings = SIZES | {"markov_rank", "markov_kind", "confidence_weight"}
     architecture = "Qwen3DSparkModel"
 
-    def config(self, model: LlamaModel, draft_tokens: Tensor | None) -> BlockConfig:
+    def config(self, model: LlamaWeights, draft_tokens: Tensor | None) -> BlockConfig:
         plain = super().config(model, draft_tokens)
         markov = MarkovConfig(self.markov_rank, self.markov_kind)
         return replace(plain, anchor_first=True, markov=markov, confidence=True)

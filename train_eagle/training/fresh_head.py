@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.heads.draft_head import FeatureHead
-from specdec.models.llama import LlamaModel
+from specdec.models.llama import LlamaWeights
 from specdec.train_eagle.data.chat_mask import Sample
 from specdec.train_eagle.training.start_head import begin_with
 from specdec.train_eagle.training.train_config import TrainConfig
@@ -16,7 +16,7 @@ from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
 
 
 def new_head(
-    config: TrainConfig, model: LlamaModel, samples: Sequence[Sample], settings: Mapping[str, Any]
+    config: TrainConfig, model: LlamaWeights, samples: Sequence[Sample], settings: Mapping[str, Any]
 ) -> FeatureHead:
     """Make the head that the settings ask for, as a function of the seed.
 

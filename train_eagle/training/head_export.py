@@ -15,7 +15,7 @@ from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.reference.projection import Projection
 from specdec.models.head_fit import VOCABULARY, check_fit, check_vocabulary
 from specdec.models.hub import checkpoint_path
-from specdec.models.llama import LlamaModel, read_llama_config
+from specdec.models.llama import LlamaWeights, read_llama_config
 from specdec.models.tokenizer import vocabulary_digest
 from specdec.train_eagle.data.provenance import WEIGHTS, file_digest
 from specdec.train_eagle.data.stage_settings import HeadLayout
@@ -75,7 +75,7 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
     check_vocabulary(f"--run {folder}", settings.get("target"), settings.get(VOCABULARY), target)
     try:
         with torch.device("meta"):
-            head = kind.sized(settings).new(LlamaModel(sizes), tensors.get("draft_tokens"))
+            head = kind.sized(settings).new(LlamaWeights(sizes), tensors.get("draft_tokens"))
         head.load_state_dict(tensors, assign=True)
     except (RuntimeError, IndexError):
         raise ValueError(f"{folder}: not of a head for {target}; give the run's own target by --model") from None
@@ -112,8 +112,8 @@ def from_folder(folder: Path, target: Path | None = None) -> Trained:
         loaded = found.kind.build(found, parts, kernels)
         if loaded.other is not None:
             raise CheckpointError("config.json leaves open how it counts the layers it reads; give both countings")
-    head, kind = loaded.draft.head, TRAINING_KINDS[found.kind.name]
-    assert isinstance(head, FeatureHead)
+    head, kind = loaded.draft.head.module, TRAINING_KINDS[found.kind.name]
+    assert head is not None
     recipe = dict(read_config(folder).get("training") or {})
     named = target_name(target) if target is not None else found.settings.verifier or recipe.get("target")
     return Trained(kind, head, recipe, named, recipe.get(VOCABULARY), file_digest(folder, WEIGHTS))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from specdec.draft_heads.heads.draft_head import FeatureHead
+from specdec.draft_heads.heads.draft_head import FeatureHead, HeadForm
 from specdec.draft_heads.llama.rope import Rotary, rotary_at
 from specdec.train_eagle.passes.features import FeatureBatch
 from specdec.train_eagle.passes.unrolled_attention import UnrolledAttention
@@ -76,19 +76,19 @@ class UnrolledTrainer(HeadTrainer):
 
     def forward(self, batch: FeatureBatch) -> UnrolledLoss:
         """Return the losses of all passes."""
-        settings, head = self.settings, self.head
+        settings, head = self.settings, self.head.form(None)
         rows = _Rows(batch)
         anchors = rows.said.nonzero().flatten()
         features = batch.read_by(head)[rows.before]
         if self.training and settings.noise:
             features = features + torch.empty_like(features).uniform_(-settings.noise, settings.noise)
         attentions = [UnrolledAttention(rows.lengths, anchors) for _ in range(head.llama.num_layers)]
-        hidden = self._pass(rows.tokens, features, rows.positions, attentions, 0).index_select(0, anchors)
+        hidden = self._pass(head, rows.tokens, features, rows.positions, attentions, 0).index_select(0, anchors)
         states, counted = [hidden], [self._counts(rows, anchors, 0)]
         for step in range(1, settings.unroll):
             ahead = (anchors + step).clamp_max(len(rows.tokens) - 1)
             positions = (rows.positions[anchors] + step).clamp_max(len(self.rope) - 1)
-            hidden = self._pass(rows.tokens[ahead], hidden, positions, attentions, step)
+            hidden = self._pass(head, rows.tokens[ahead], hidden, positions, attentions, step)
             states.append(hidden)
             counted.append(self._counts(rows, anchors, step))
         wanted = batch.features[rows.here]
@@ -109,15 +109,20 @@ class UnrolledTrainer(HeadTrainer):
         return loss._replace(total=total)
 
     def _pass(
-        self, tokens: Tensor, features: Tensor, positions: Tensor, attentions: Sequence[UnrolledAttention], step: int
+        self,
+        head: HeadForm,
+        tokens: Tensor,
+        features: Tensor,
+        positions: Tensor,
+        attentions: Sequence[UnrolledAttention],
+        step: int,
     ) -> Tensor:
         """Run the head over its rows: `[rows, feature_size]`."""
         at_step = [_AtStep(attention, step) for attention in attentions]
         rotary = rotary_at(self.rope, positions)
         if not (self.settings.gradient_checkpointing and torch.is_grad_enabled()):
-            hidden: Tensor = self.head(tokens, features, rotary, at_step)
-        else:
-            hidden = checkpoint(self.head, tokens, features, rotary, at_step, use_reentrant=False)
+            return head(tokens, features, rotary, at_step)
+        hidden: Tensor = checkpoint(head, tokens, features, rotary, at_step, use_reentrant=False)
         return hidden
 
     def _counts(self, rows: "_Rows", anchors: Tensor, step: int) -> Tensor:

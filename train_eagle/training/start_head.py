@@ -8,8 +8,8 @@ from torch import Tensor
 
 from specdec.draft_heads.formats.head_kind import Source
 from specdec.draft_heads.formats.head_kinds import describe_folder
-from specdec.draft_heads.heads.block_head import BlockHead
 from specdec.draft_heads.heads.draft_head import FeatureHead
+from specdec.draft_heads.llama.mlp import mlp_kind
 from specdec.models.head_fit import VOCABULARY, check_fit, check_vocabulary
 from specdec.models.hub import shown_path
 from specdec.models.llama import read_llama_config
@@ -22,7 +22,7 @@ WEIGHT = f"{MARKOV}markov_w2.weight"
 # Trained embeddings of the Markov head are within about 1, where tanh of an eighth is linear to half a percent.
 LINEAR = 8.0
 OUTPUT, DRAFT_TOKENS, DRAFT_SIZE = "lm_head.weight", "draft_tokens", "draft_vocab_size"
-INNER, GATE_UP, DOWN = "intermediate_size", "gate_up_proj.weight", "down_proj.weight"
+INNER = "intermediate_size"
 
 
 def check_start(start: Path, target: Path) -> None:
@@ -108,7 +108,7 @@ def _fitted(tensors: dict[str, Tensor], head: FeatureHead) -> dict[str, Tensor]:
 
 
 def _proposes_some(head: FeatureHead) -> bool:
-    return isinstance(head, BlockHead) and head.lm_head is not None
+    return getattr(head, "lm_head", None) is not None
 
 
 def _with_draft_tokens(tensors: dict[str, Tensor], head: FeatureHead) -> dict[str, Tensor]:
@@ -126,20 +126,10 @@ def _with_draft_tokens(tensors: dict[str, Tensor], head: FeatureHead) -> dict[st
 
 
 def _narrowed(tensors: dict[str, Tensor], head: FeatureHead) -> dict[str, Tensor]:
-    """Return the tensors with MLPs at most as wide as those of `head`.
-
-    A neuron's weight is the product of the norms of its gate, its input and its output.
-    """
-    wanted, found = head.llama.intermediate_size, dict(tensors)
-    for name, down in tensors.items():
-        if not name.endswith(DOWN) or down.shape[1] <= wanted:
-            continue
-        prefix = name.removesuffix(DOWN)
-        gate, up = tensors[f"{prefix}{GATE_UP}"].chunk(2)
-        weights = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
-        kept = weights.topk(wanted).indices.sort().values
-        found[name] = down[:, kept].contiguous()
-        found[f"{prefix}{GATE_UP}"] = torch.cat([gate[kept], up[kept]])
+    """Return the tensors with MLPs at most as wide as those of `head`."""
+    found = dict(tensors)
+    for prefix in {f"{before}.mlp." for before, is_mlp, _ in (name.partition(".mlp.") for name in tensors) if is_mlp}:
+        mlp_kind(head.llama).narrowed(found, prefix, head.llama.intermediate_size)
     return found
 
 

@@ -107,8 +107,8 @@ class TrainingRun:
         self.state = TrainingState(self.folder, kept, config.resume)
         weights = dtype if mixed == "bf16" else torch.float32
         self.model = load_llama(target, weights, self.device, torch_kernels(GumbelNoise(self.device)))
-        self.head = new_head(config, self.model, self.plan.samples, self.plan.settings)
-        self.trainer = self.kind.trainer(self.head, plain(self.model.lm_head_weight), self.plan.loss)
+        self.head = new_head(config, self.model.weights, self.plan.samples, self.plan.settings)
+        self.trainer = self.kind.trainer(self.head, plain(self.model.weights.lm_head_weight), self.plan.loss)
         self.trained = [parameter for parameter in self.head.parameters() if parameter.requires_grad]
         used = self.plan.settings
         optimizer = torch.optim.AdamW(self.trained, lr=used["lr"], betas=(0.9, 0.95), weight_decay=0.0)

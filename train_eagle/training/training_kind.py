@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from specdec.draft_heads.formats.head_kind import HeadKind
 from specdec.draft_heads.heads.draft_head import FeatureHead
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.llama_layer import LlamaLayer
 from specdec.draft_heads.llama.rope import RopeConfig
-from specdec.models.llama import LlamaModel
+from specdec.models.llama import LlamaWeights
 from specdec.train_eagle.training.head_trainer import HeadTrainer, LossSettings, UnrolledTrainer
 
 H = TypeVar("H", bound=FeatureHead)
@@ -37,7 +36,7 @@ class TrainingKind(ABC, Generic[H]):
     architecture: str
 
     @abstractmethod
-    def new(self, model: LlamaModel, draft_tokens: Tensor | None) -> H:
+    def new(self, model: LlamaWeights, draft_tokens: Tensor | None) -> H:
         """Make a fresh head of a target's sizes, with the target's embedding, frozen.
 
         Args:
@@ -83,7 +82,7 @@ def layer_config(target: LlamaConfig) -> LlamaConfig:
     return replace(target, num_layers=1, rope=rope, windows=(), alibi_slopes=(), **plain)
 
 
-def initialise(head: FeatureHead, model: LlamaModel) -> None:
+def initialise(head: FeatureHead, model: LlamaWeights) -> None:
     """Draw a head's matrices, and give it the target's embedding, which is not trained."""
     for parameter in head.parameters():
         if parameter.ndim == 2:
@@ -92,16 +91,15 @@ def initialise(head: FeatureHead, model: LlamaModel) -> None:
     head.embed_tokens.weight.requires_grad_(False)
 
 
-def input_norm(model: LlamaModel, taps: Sequence[int]) -> Tensor:
+def input_norm(model: LlamaWeights, taps: Sequence[int]) -> Tensor:
     """Return the weight of the norm with which the target's layer behind the last tap begins."""
-    layer = model.layers[taps[-1]]
-    assert isinstance(layer, LlamaLayer)
-    assert layer.input_layernorm is not None
-    return layer.input_layernorm.weight
+    norm = model.decoder_layers[taps[-1]].input_layernorm
+    assert norm is not None
+    return norm.weight
 
 
 @torch.no_grad()
-def begin_as_target(head: FeatureHead, fc: nn.Linear, layers: Iterable[nn.Module], model: LlamaModel) -> None:
+def begin_as_target(head: FeatureHead, fc: nn.Linear, layers: Iterable[nn.Module], model: LlamaWeights) -> None:
     """Begin with copies of the target's layers behind the last tap, and with that tap as the feature.
 
     A matrix that reads an embedding before the state takes the target's for the state. Parts that only one of both has,

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from specdec.draft_heads.formats.head_kinds import KINDS
 from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
-from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head, Eagle3Layer, default_taps
+from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head, default_taps
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.models.llama import LlamaModel
+from specdec.models.llama import LlamaWeights
 from specdec.train_eagle.training.block_training import DFlashTraining, DSparkTraining
 from specdec.train_eagle.training.head_trainer import HeadTrainer, LossSettings, UnrolledTrainer
 from specdec.train_eagle.training.training_kind import (
@@ -33,7 +33,7 @@ class EagleTraining(TrainingKind[EagleHead]):
     # vLLM knows the official name alone. SGLang has a name of its own, and a class with an fc.bias that no file fills.
     architecture = "LlamaForCausalLM"
 
-    def new(self, model: LlamaModel, draft_tokens: Tensor | None) -> EagleHead:
+    def new(self, model: LlamaWeights, draft_tokens: Tensor | None) -> EagleHead:
         assert draft_tokens is None
         # vLLM cannot load a head that has an fc.bias.
         head = EagleHead(EagleConfig(layer_config(model.config), fc_bias=False))
@@ -52,15 +52,14 @@ class Eagle3Training(TrainingKind[Eagle3Head]):
     # Both vLLM and SGLang know it.
     architecture = "LlamaForCausalLMEagle3"
 
-    def new(self, model: LlamaModel, draft_tokens: Tensor | None) -> Eagle3Head:
+    def new(self, model: LlamaWeights, draft_tokens: Tensor | None) -> Eagle3Head:
         target, output = model.config, model.lm_head_weight
         tokens = torch.arange(target.vocab_size, device=output.device) if draft_tokens is None else draft_tokens
         taps = default_taps(target.num_layers)
         head = Eagle3Head(Eagle3Config(layer_config(target), taps, target.hidden_size, len(tokens)))
         initialise(head, model)
         begin_as_target(head, head.fc, head.layers, model)
-        first = head.layers[0]
-        assert isinstance(first, Eagle3Layer)
+        first = head.first_layer
         first.hidden_norm.weight.data.copy_(input_norm(model, taps))
         first.input_layernorm.weight.data.fill_(1)
         head.draft_tokens.copy_(tokens)

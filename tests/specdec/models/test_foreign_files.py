@@ -53,7 +53,7 @@ UNKNOWN: dict[str, Tensor] = {
 
 
 def loaded(folder: Path) -> dict[str, Tensor]:
-    return dict(load_llama(folder, torch.float64, CPU, TORCH).named_parameters())
+    return dict(load_llama(folder, torch.float64, CPU, TORCH).weights.named_parameters())
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -91,7 +91,7 @@ def test_heads_hold_them_too(name: str, tmp_path: Path) -> None:
         fixture.tensors[buffer] = torch.ones(3)
     fixture.tensors |= {"embeddings.position_ids": torch.arange(8), "layers.0.attn.bias": MASK}
     found = load(fixture.write(tmp_path / "old")).draft.head
-    assert_same(*(dict(head.named_parameters()) for head in (found, expected)))  # type: ignore[attr-defined]
+    assert_same(*(dict(head.module.named_parameters()) for head in (found, expected)))  # type: ignore[attr-defined]
 
 
 def put_safetensors(name: str) -> Callable[[Path], None]:

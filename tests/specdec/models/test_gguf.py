@@ -165,7 +165,7 @@ def test_the_dtype_asked_for_is_the_one_of_the_weights(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", random_model("llama"), Kind.Q8_0)
     for dtype in (torch.bfloat16, torch.float64):
         model = load_llama(file, dtype, CPU, TORCH)
-        assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+        assert {parameter.dtype for parameter in model.weights.parameters()} == {dtype}
 
 
 def test_unreadable_files_are_refused_by_name(tmp_path: Path) -> None:

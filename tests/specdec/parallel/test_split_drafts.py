@@ -12,10 +12,9 @@ from safetensors.torch import load_file, save_file
 from specdec import LLM, SamplingParams
 from specdec.draft_heads.formats.head_kinds import fitting_head
 from specdec.execution.worker import Worker
-from specdec.models.llama_draft import LlamaDraftHead
-from specdec.models.split_head import HEAD_PLAN, HeadPart
+from specdec.models.split_head import HeadPart, head_plan
 from specdec.models.split_parts import SplitReadout
-from specdec.models.tp_plan import Shard, TPPlan
+from specdec.models.tp_plan import Shard
 from specdec.parallel.rank_group import lone_group
 from tests.fakes import save_random_head
 from tests.profiles import by_day
@@ -98,8 +97,8 @@ def test_all_ranks_take_another_head(world: World) -> None:
 def num_bytes(worker: Worker) -> int:
     """Return the bytes of a draft model's weights."""
     head = worker.drafter.head  # type: ignore[attr-defined]
-    module = head.model if isinstance(head, LlamaDraftHead) else head
-    return sum(weight.untyped_storage().nbytes() for weight in module.parameters())
+    weights = head.module or head.model.weights
+    return sum(weight.untyped_storage().nbytes() for weight in weights.parameters())
 
 
 @pytest.mark.parametrize(("drafter", "most"), [("eagle", 0.6), ("eagle3", 0.6), ("dspark", 0.65), ("llama", 0.6)])
@@ -123,7 +122,7 @@ def test_only_the_part_is_read(world: World) -> None:
         found = fitting_head(world.folder / "head3", llm.model.shard.whole)  # type: ignore[union-attr]
     whole = found.tensors.by_name
     group = lone_group(torch.device("cpu"))
-    shards = [Shard.of(found.config.llama, rank, 2, TPPlan(HEAD_PLAN)) for rank in range(2)]
+    shards = [Shard.of(found.config.llama, rank, 2, head_plan(found.config.llama)) for rank in range(2)]
     parts = [HeadPart(shard, group).described(found).tensors.by_name for shard in shards]
     dims = {
         "q_proj": 0,

@@ -8,7 +8,7 @@ from transformers import Qwen3Config
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.models.llama import read_llama_config
-from specdec.models.tp_plan import TP_PLAN, Shard, TPPlan, plan_of
+from specdec.models.tp_plan import Shard, TPPlan, plan_of, tp_plan
 from tests.specdec.world import World
 
 
@@ -16,22 +16,24 @@ def test_words_are_those_of_transformers(world: World) -> None:
     """Those of its Qwen3 too, which has norms of queries and keys."""
     theirs = {**world.target.config.base_model_tp_plan, **Qwen3Config.base_model_tp_plan}
     assert len(theirs) >= 9
-    assert theirs.items() <= TP_PLAN.items()
+    assert theirs.items() <= tp_plan().items()
 
 
-def test_an_unknown_word_is_refused_by_name() -> None:
+def test_an_unknown_word_is_refused_by_name(world: World) -> None:
     plan = {"model.layers.*.mlp.down_proj": "moe_tp_experts"}
     with pytest.raises(
         ValueError, match=r"plan has 'layers.\*.mlp.down_proj': 'moe_tp_experts'; known words are colwise"
     ):
-        plan_of({"base_model_tp_plan": plan})
+        plan_of({"base_model_tp_plan": plan}, read_llama_config(world.folder / "target"))
     with pytest.raises(CheckpointError, match="base_model_tp_plan is 3; it must be an object"):
-        plan_of({"base_model_tp_plan": 3})
+        plan_of({"base_model_tp_plan": 3}, read_llama_config(world.folder / "target"))
 
 
-def test_words_that_do_not_fit_together_are_refused() -> None:
+def test_words_that_do_not_fit_together_are_refused(world: World) -> None:
     with pytest.raises(ValueError, match=r"gate_proj 'colwise', up_proj 'replicate', down_proj 'rowwise'; these"):
-        plan_of({"base_model_tp_plan": {"layers.*.mlp.up_proj": "replicate"}})
+        plan_of(
+            {"base_model_tp_plan": {"layers.*.mlp.up_proj": "replicate"}}, read_llama_config(world.folder / "target")
+        )
 
 
 @pytest.mark.parametrize(
@@ -45,14 +47,14 @@ def test_words_that_do_not_fit_together_are_refused() -> None:
 def test_models_that_cannot_be_split(world: World, sizes: dict[str, int], ranks: int, message: str) -> None:
     config = replace(read_llama_config(world.folder / "target"), **sizes)
     with pytest.raises(ValueError, match=message):
-        Shard.of(config, 0, ranks, TPPlan())
+        Shard.of(config, 0, ranks, TPPlan(tp_plan()))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_parts_cover_each_weight_once(world: World, ranks: int) -> None:
     """But for key-value heads, of which there are two: four ranks hold each of them twice."""
     config = read_llama_config(world.folder / "target")
-    shards = [Shard.of(config, rank, ranks, TPPlan()) for rank in range(ranks)]
+    shards = [Shard.of(config, rank, ranks, TPPlan(tp_plan())) for rank in range(ranks)]
     width, heads = config.head_dim * config.num_heads, config.head_dim * config.num_kv_heads
     rows = {
         "layers.1.self_attn.q_proj": width,
@@ -76,12 +78,13 @@ def test_parts_cover_each_weight_once(world: World, ranks: int) -> None:
 def test_a_summed_bias_is_added_once(world: World) -> None:
     config = read_llama_config(world.folder / "target")
     biases = [
-        Shard.of(config, rank, 2, TPPlan()).cut("layers.0.mlp.down_proj.bias", torch.ones(4)).sum().item()
+        Shard.of(config, rank, 2, TPPlan(tp_plan())).cut("layers.0.mlp.down_proj.bias", torch.ones(4)).sum().item()
         for rank in range(2)
     ]
     assert biases == [4.0, 0.0]
 
 
-def test_a_plan_of_the_checkpoint_goes_first() -> None:
-    plan = plan_of({"base_model_tp_plan": {"embed_tokens": "replicate", "lm_head": "replicate"}})
+def test_a_plan_of_the_checkpoint_goes_first(world: World) -> None:
+    words = {"embed_tokens": "replicate", "lm_head": "replicate"}
+    plan = plan_of({"base_model_tp_plan": words}, read_llama_config(world.folder / "target"))
     assert (plan.attention, plan.mlp, plan.vocabulary) == (True, True, False)
