@@ -18,6 +18,7 @@ from specdec.execution import cost_measurement
 from specdec.execution.cuda_graphs import CudaGraphs
 from specdec.kv_transfer.layer_copies import StreamCopies
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
+from specdec.parallel.ranks import Ranks
 from specdec.scheduling.step_cost import PreemptionCost
 from tests.baichuan import save_baichuan
 from tests.fakes import save_random_block, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
@@ -365,9 +366,9 @@ def test_times_are_of_the_device_and_never_of_launches_alone(
     measured = list[str]()
     timed = cost_measurement._timed
 
-    def watched(work: Callable[[], None]) -> float:
+    def watched(ranks: Ranks, work: Callable[[], None]) -> float:
         gpu.waits.clear()
-        seconds = timed(work)
+        seconds = timed(ranks, work)
         measured.append(gpu.waits[-1] if gpu.waits else "nobody waited")
         return seconds
 

@@ -36,8 +36,16 @@ def test_its_values_are_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
         return batch
 
     def finished(worker: Worker) -> Any:
-        outcome = finish(worker)
-        steps[-1] |= {"acceptance": tuple(outcome.acceptances[0]), "moves": outcome.accepted}
+        move, moves = worker.cache.move, list[Any]()
+
+        def moved(*slots: Any) -> None:
+            moves.append(slots)
+            move(*slots)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(worker.cache, "move", moved)
+            outcome = finish(worker)
+        steps[-1] |= {"acceptance": tuple(outcome.acceptances[0]), "moves": moves}
         return outcome
 
     settings: dict[str, Any] = {"dtype": "float32", "kernels": "torch", "block_size": 8, "kv_cache_memory": 1 << 20}
@@ -56,7 +64,8 @@ def test_its_values_are_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
         assert re.search(rf"^    {name} +" + " +".join(map(str, second[name])), TOUR, re.MULTILINE)
     assert re.search("as bits +" + " +".join(map(str, second["bits"])), TOUR)
     assert second["acceptance"] == ((0, 1, 3), 784)
-    assert (second["moves"].sources[-1], second["moves"].targets[-1]) == (13, 12)
+    ((sources, targets),) = second["moves"]
+    assert (sources[-1], targets[-1]) == (13, 12)
     assert third["tree"] == ((35, 320, 1, 543), (-1, -1, 0, 2))
     assert f"slots {' '.join(map(str, third['slots']))}" in TOUR
     assert third["acceptance"] == ((0, 2), 2)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specdec import LLM, SamplingParams, llm
+from specdec import LLM, SamplingParams
+from specdec.building import build
 from specdec.cli.inspection import Inspection
 from specdec.train_eagle.data.preparation import prepare
 from specdec.train_eagle.data.prepared_data import PreparedData
@@ -86,7 +87,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         capsys.readouterr()
         with monkeypatch.context() as patch:
             patch.setattr(train_run, "load_llama", load)
-            patch.setattr(llm, "load_target", load)
+            patch.setattr(build, "load_target", load)
             call(*words, code=2)
         printed = capsys.readouterr()
         assert (printed.out, printed.err.count("\n")) == ("", 1), printed

@@ -22,7 +22,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("weights are read")
 
-    monkeypatch.setattr("specdec.llm.load_target", never)
+    monkeypatch.setattr("specdec.building.build.load_target", never)
 
 
 def shortened(file: Path, share: float) -> None:

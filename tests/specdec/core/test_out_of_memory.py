@@ -58,7 +58,7 @@ def test_other_errors_stay() -> None:
 def test_an_engine_that_finds_no_memory_is_a_value_error(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("specdec.llm.load_target", lambda *_: SHORTAGES[name][0]())
+    monkeypatch.setattr("specdec.building.build.load_target", lambda *_: SHORTAGES[name][0]())
     with pytest.raises(ValueError, match=r"^out of memory.*; lower kv_cache_memory, .*smaller model$"):
         LLM(tiny.target, None, dtype="float32", device="cpu")
 

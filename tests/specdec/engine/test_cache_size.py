@@ -11,6 +11,7 @@ from specdec.building.memory_profile import CPU_CACHE_BYTES, Rehearsal, cache_by
 from specdec.cache.kv_cache import entry_bytes
 from specdec.config import EngineConfig
 from specdec.scheduling.scheduler_config import SchedulerConfig
+from specdec.scheduling.step_plan import StepPlan
 from tests.specdec.world import World
 
 pytestmark = pytest.mark.slow
@@ -90,8 +91,8 @@ def test_the_rehearsal_fills_a_step_with_tokens_and_one_with_drafts(
     seen = []
     schedule = llm.engine.scheduler.schedule
 
-    def watched():  # type: ignore[no-untyped-def]
-        plan = schedule()
+    def watched(clock: float) -> StepPlan:
+        plan = schedule(clock)
         seen.append((sum(row.num_known for row in plan.rows), sum(row.num_nodes for row in plan.rows)))
         return plan
 

@@ -114,7 +114,7 @@ def test_an_engine_refuses_before_it_loads(monkeypatch: pytest.MonkeyPatch) -> N
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("the target is loaded")
 
-    monkeypatch.setattr("specdec.llm.load_target", never)
+    monkeypatch.setattr("specdec.building.build.load_target", never)
     with pytest.raises(ValueError, match="swap_space is 11 GiB; this machine has 10 GiB of memory available; lower it"):
         LLM(swap_space=11)
 
