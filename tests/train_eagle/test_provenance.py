@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from specdec import LLM, SamplingParams
 from specdec.building import build
 from specdec.cli.inspection import Inspection
+from specdec.config import DEMO
 from specdec.train_eagle.data.preparation import prepare
 from specdec.train_eagle.data.prepared_data import PreparedData
 from specdec.train_eagle.program import main
@@ -119,7 +120,7 @@ def test_the_default_target_is_one_too(world: World, refused: Refused) -> None:
     told = refused("train", "--data", world.prepared, "--out", world.folder / "new")
     assert "made for own" in told
     assert "specdec/demo/target" in told
-    prepare(Path(llm.__file__).parent / "demo" / "target", [world.chats], world.folder / "demo")
+    prepare(DEMO / "target", [world.chats], world.folder / "demo")
     told = refused("train", "--model", world.own, "--data", world.folder / "demo", "--out", world.folder / "new")
     assert "made for target" in told
     assert str(world.own) in told
