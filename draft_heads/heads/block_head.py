@@ -21,12 +21,12 @@ from specdec.draft_heads.heads.edge_scorers import (
     SelectorScorer,
 )
 from specdec.draft_heads.llama.linear import Linear
-from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm, fused_layers
+from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, fused_layers
+from specdec.draft_heads.llama.norm import RMSNorm
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.reference.elementwise import rms_norm
 from specdec.kernels.types.fused import BlockWeights, FeatureWeights
-from specdec.kernels.types.product import Product
 
 
 @dataclass(frozen=True)
@@ -177,10 +177,11 @@ class BlockForm(HeadForm):
 
     def __init__(self, head: BlockHead, kernels: KernelSet | None) -> None:
         # Before the layers, which give up the weights that it reads.
-        self._beside = {} if kernels is None else {"qkv": kernels.projection(*head.context_weights())}
+        beside = {} if kernels is None else {"qkv": kernels.projection(*head.context_weights())}
         self._key_norms = head.key_norms()
         self._rms_norm, self._project = rms_norm if kernels is None else kernels.rms_norm, head.project
         super().__init__(head, kernels)
+        self.beside = beside
         # Context rows depend on their own token's feature alone.
         self.reach = max(self.windows) if all(self.windows) else 0
         self.block = Block(head.config.block_size, head.config.num_slots)
@@ -193,10 +194,6 @@ class BlockForm(HeadForm):
         self.edge_scorer = head.edge_scorer
         # The target's id of each row of its own output matrix; None without one.
         self.draft_tokens = None if head.lm_head is None else head.draft_tokens
-
-    @property
-    def beside(self) -> dict[str, Product]:
-        return self._beside
 
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return `fc` of the taps, `[rows, hidden_size]`, which the cache keeps of each token."""
@@ -214,7 +211,7 @@ class BlockForm(HeadForm):
             features: `[rows, hidden_size]` of `feature_of`.
         """
         llama = self.llama
-        project = self._beside.get("qkv", self._project)
+        project = self.beside.get("qkv", self._project)
         found = project(self.hidden_norm(features))
         found = found.view(len(features), llama.num_layers, 2 * llama.num_kv_heads, llama.head_dim)
         weights = self._key_norms
@@ -267,7 +264,7 @@ class BlockForm(HeadForm):
             slots=config.num_slots,
             mask_token=config.mask_token,
             hidden_norm=self.hidden_norm.weight,
-            context=self._beside["qkv"],
+            context=self.beside["qkv"],
             key_norms=self._key_norms,
             norm=self.norm.weight,
             predecessors=None if scorer is None else scorer.markov_w1.weight,
