@@ -180,16 +180,13 @@ class BlockForm(HeadForm):
         beside = {} if kernels is None else {"qkv": kernels.projection(*head.context_weights())}
         self._key_norms = head.key_norms()
         self._rms_norm, self._project = rms_norm if kernels is None else kernels.rms_norm, head.project
+        self.fc, self.norm = head.fc.form(kernels), head.norm.form(kernels)
+        self.hidden_norm = head.hidden_norm.form(kernels)
         super().__init__(head, kernels)
         self.beside = beside
         # Context rows depend on their own token's feature alone.
         self.reach = max(self.windows) if all(self.windows) else 0
         self.block = Block(head.config.block_size, head.config.num_slots)
-        self.fc, self.hidden_norm, self.norm = (
-            head.fc.form(kernels),
-            head.hidden_norm.form(kernels),
-            head.norm.form(kernels),
-        )
         self.markov_head, self.confidence_head = head.markov_head, head.confidence_head
         self.edge_scorer = head.edge_scorer
         # The target's id of each row of its own output matrix; None without one.
