@@ -21,12 +21,12 @@ from specdec.draft_heads.heads.edge_scorers import (
     SelectorScorer,
 )
 from specdec.draft_heads.llama.linear import Linear
-from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm, fused_layers
+from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, fused_layers
+from specdec.draft_heads.llama.norm import RMSNorm
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.reference.elementwise import rms_norm
 from specdec.kernels.types.fused import BlockWeights, FeatureWeights
-from specdec.kernels.types.product import Product
 
 
 @dataclass(frozen=True)
@@ -177,26 +177,20 @@ class BlockForm(HeadForm):
 
     def __init__(self, head: BlockHead, kernels: KernelSet | None) -> None:
         # Before the layers, which give up the weights that it reads.
-        self._beside = {} if kernels is None else {"qkv": kernels.projection(*head.context_weights())}
+        beside = {} if kernels is None else {"qkv": kernels.projection(*head.context_weights())}
         self._key_norms = head.key_norms()
         self._rms_norm, self._project = rms_norm if kernels is None else kernels.rms_norm, head.project
+        self.fc, self.norm = head.fc.form(kernels), head.norm.form(kernels)
+        self.hidden_norm = head.hidden_norm.form(kernels)
         super().__init__(head, kernels)
+        self.beside = beside
         # Context rows depend on their own token's feature alone.
         self.reach = max(self.windows) if all(self.windows) else 0
         self.block = Block(head.config.block_size, head.config.num_slots)
-        self.fc, self.hidden_norm, self.norm = (
-            head.fc.form(kernels),
-            head.hidden_norm.form(kernels),
-            head.norm.form(kernels),
-        )
         self.markov_head, self.confidence_head = head.markov_head, head.confidence_head
         self.edge_scorer = head.edge_scorer
         # The target's id of each row of its own output matrix; None without one.
         self.draft_tokens = None if head.lm_head is None else head.draft_tokens
-
-    @property
-    def beside(self) -> dict[str, Product]:
-        return self._beside
 
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return `fc` of the taps, `[rows, hidden_size]`, which the cache keeps of each token."""
@@ -214,7 +208,7 @@ class BlockForm(HeadForm):
             features: `[rows, hidden_size]` of `feature_of`.
         """
         llama = self.llama
-        project = self._beside.get("qkv", self._project)
+        project = self.beside.get("qkv", self._project)
         found = project(self.hidden_norm(features))
         found = found.view(len(features), llama.num_layers, 2 * llama.num_kv_heads, llama.head_dim)
         weights = self._key_norms
@@ -267,7 +261,7 @@ class BlockForm(HeadForm):
             slots=config.num_slots,
             mask_token=config.mask_token,
             hidden_norm=self.hidden_norm.weight,
-            context=self._beside["qkv"],
+            context=self.beside["qkv"],
             key_norms=self._key_norms,
             norm=self.norm.weight,
             predecessors=None if scorer is None else scorer.markov_w1.weight,

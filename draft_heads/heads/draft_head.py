@@ -172,11 +172,6 @@ class FeatureHead(nn.Module, ABC):
     def form(self, kernels: KernelSet | None) -> "HeadForm":
         """Return the head as it is called; see `Linear`."""
 
-    def forward(self, *inputs: Any) -> Tensor:
-        """Call the head as in training."""
-        states: Tensor = self.form(None)(*inputs)
-        return states
-
     @property
     def windows(self) -> tuple[int, ...]:
         return self.llama.layer_windows
@@ -210,6 +205,9 @@ class HeadForm(ABC):
         self.windows, self.reach, self.first_entry = head.windows, stacked_reach(head.windows), head.first_entry
         self.feature_size, self.embed_tokens = head.llama.hidden_size, head.embed_tokens
         self.layers: list[Any] = [layer.form(kernels) for layer in head.decoder_layers]
+        self.mixers: Sequence[Mixer] = [layer.mixer for layer in self.layers]
+        self.beside: dict[str, Product] = {}
+        self.lm_head: nn.Linear | None = getattr(head, "lm_head", None)
 
     @abstractmethod
     def __call__(self, *inputs: Any) -> Tensor: ...
@@ -217,18 +215,6 @@ class HeadForm(ABC):
     @property
     def dtype(self) -> torch.dtype:
         return self.embed_tokens.weight.dtype
-
-    @property
-    def mixers(self) -> Sequence[Mixer]:
-        return [layer.mixer for layer in self.layers]
-
-    @property
-    def beside(self) -> dict[str, Product]:
-        return {}
-
-    @property
-    def lm_head(self) -> nn.Linear | None:
-        return getattr(self.module, "lm_head", None)
 
     @property
     def projects_features(self) -> bool:

@@ -12,7 +12,8 @@ from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig, HeadFo
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.linear import Linear
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.llama_layer import Attention, DecoderLayer, LlamaLayer, RMSNorm, fused_layers
+from specdec.draft_heads.llama.llama_layer import Attention, DecoderLayer, LlamaLayer, fused_layers
+from specdec.draft_heads.llama.norm import RMSNorm
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.reference.elementwise import rms_norm

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, fuse
 from specdec.draft_heads.llama.linear import Linear, give_up
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.mlp import mlp_kind
+from specdec.draft_heads.llama.mlp_kinds import mlp_kind
+from specdec.draft_heads.llama.norm import RMSNorm
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.reference.elementwise import add_rms_norm, rms_norm
 from specdec.kernels.types.fused import FusedLayer, LayerWeights
 from specdec.kernels.types.ragged_rows import RaggedRows
 
@@ -63,49 +63,6 @@ class PagedAttention:
         query = self.kernels.rotary_store(qkv, *rotary, self.kv, self.slots, num_heads, self.scales)
         scale = query.shape[-1] ** -0.5
         return self.kernels.tree_attention(query, self.kv, self.rows, scale, self.window, self.slopes, self.scales)
-
-
-class Norm(Protocol):
-    """`RMSNorm` as it is called."""
-
-    weight: Tensor
-
-    def __call__(self, x: Tensor, /) -> Tensor: ...
-
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the norm of `residual + x`, and the sum itself."""
-        ...
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight: Tensor = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
-
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Norm`."""
-        return add_rms_norm(x, residual, self.weight, self.eps)
-
-    def form(self, kernels: KernelSet | None) -> Norm:
-        """Return the norm by a device's kernels; see `Linear`."""
-        return self if kernels is None else ServedRMSNorm(self.weight.detach(), self.eps, kernels)
-
-
-class ServedRMSNorm:
-    """`RMSNorm` by a device's kernels."""
-
-    def __init__(self, weight: Tensor, eps: float, kernels: KernelSet) -> None:
-        self.weight, self.eps, self.kernels = weight, eps, kernels
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.kernels.rms_norm(x, self.weight, self.eps)
-
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class DecoderLayer(nn.Module, ABC):
@@ -256,10 +213,6 @@ class LlamaLayer(DecoderLayer):
     def __init__(self, config: LlamaConfig, input_norm: bool = True, window: int = 0) -> None:
         super().__init__(config, config.hidden_size, window)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps) if input_norm else None
-
-    def forward(self, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
-        """See `LayerForm`."""
-        return self.form(None)(hidden, rotary, attention)
 
     def form(self, kernels: KernelSet | None) -> LayerForm:
         return LlamaLayerForm(self, kernels)

@@ -32,7 +32,7 @@ class MLPForm(Protocol):
 
 
 class MLPModule(nn.Module, ABC):
-    """The weights of a kind of MLP. `mlp_kind` chooses it by the sizes of a model.
+    """The weights of a kind of MLP. `mlp_kinds` chooses it by the sizes of a model.
 
     Attributes:
         plan: the words of its tensor-parallel plan, by names (or patterns) of its modules in a checkpoint; others are
@@ -42,6 +42,10 @@ class MLPModule(nn.Module, ABC):
 
     plan: ClassVar[Mapping[str, str]]
     reduce: Callable[[Tensor], Tensor] | None = None
+
+    @abstractmethod
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
 
     @property
     @abstractmethod
@@ -93,7 +97,7 @@ class GatedMLP(MLPModule):
     plan: ClassVar[Mapping[str, str]] = {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}
 
     def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
@@ -154,8 +158,3 @@ class GatedMLPForm:
     def __call__(self, x: Tensor) -> Tensor:
         output = self.products["down"](self.activation(self.products["gate_up"](x)))
         return output if self.reduce is None else self.reduce(output)
-
-
-def mlp_kind(config: LlamaConfig) -> type[GatedMLP]:  # noqa: ARG001
-    """Return the kind of MLP that a model has."""
-    return GatedMLP

@@ -22,13 +22,12 @@ from specdec.draft_heads.llama.llama_layer import (
     Attention,
     LlamaLayer,
     Mixer,
-    Norm,
-    RMSNorm,
     check_layers,
     fuse_layer,
     fused_layers,
     new_embedding,
 )
+from specdec.draft_heads.llama.norm import Norm, RMSNorm
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.adapters import AdapterBank

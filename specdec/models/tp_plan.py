@@ -11,7 +11,8 @@ from torch import Tensor
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.kv_scheme import is_kv_scale
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.mlp import GatedMLP, MLPModule, mlp_kind
+from specdec.draft_heads.llama.mlp import GatedMLP, MLPModule
+from specdec.draft_heads.llama.mlp_kinds import mlp_kind
 from specdec.kernels.types.adapters import LowRank
 from specdec.kernels.types.integers import ceil_div
 

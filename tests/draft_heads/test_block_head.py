@@ -40,7 +40,7 @@ def packed_states(module: BlockHead, tokens: Tensor, taps: list[Tensor], anchors
     block_tokens = torch.full((len(anchors), config.block_size), config.mask_token)
     block_tokens[:, 0] = tokens[anchors]
     rotary = rotary_at(table, block_positions(positions[anchors], config.block_size))
-    return module(block_tokens.flatten(), rotary, attentions).view(len(anchors), config.block_size, -1)
+    return form(block_tokens.flatten(), rotary, attentions).view(len(anchors), config.block_size, -1)
 
 
 HEADS = {

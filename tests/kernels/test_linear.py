@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from specdec.draft_heads.llama.linear import Linear
-from specdec.draft_heads.llama.llama_layer import RMSNorm
+from specdec.draft_heads.llama.norm import RMSNorm
 from specdec.kernels.reference.projection import SMALL_BYTES, Projection, onednn_multiplies, padded_rows
 from tests.kernel_sets import TORCH
 

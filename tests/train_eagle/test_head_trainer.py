@@ -94,7 +94,7 @@ def naive_loss(
             for step in range(min(options.unroll, length - 1 - root)):
                 last = root + step
                 rotary = rotary_at(table, torch.arange(last))
-                states = head(tokens[1 : last + 1], torch.stack(features), rotary, [Chain()] * llama.num_layers)
+                states = form(tokens[1 : last + 1], torch.stack(features), rotary, [Chain()] * llama.num_layers)
                 features.append(states[-1])
                 if not said[last + 1] or tokens[last + 1] not in known:
                     continue

@@ -187,8 +187,8 @@ def test_serves_a_layer_under_autocast() -> None:
     hidden = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
     table = rope.table(8, 64, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        first = layer(hidden, rotary_at(table, torch.tensor([0, 1, 2, 3, 4, 0, 1, 2])), attention)
-        second = layer(first[[1, 6]], rotary_at(table, torch.tensor([2, 2])), attention)
+        first = layer.form(None)(hidden, rotary_at(table, torch.tensor([0, 1, 2, 3, 4, 0, 1, 2])), attention)
+        second = layer.form(None)(first[[1, 6]], rotary_at(table, torch.tensor([2, 2])), attention)
     second.float().sum().backward()
     assert {stored.dtype for stored in attention.stored} == {torch.bfloat16}
     assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in layer.parameters())
