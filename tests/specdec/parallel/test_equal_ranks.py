@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,9 @@ def carry_out(llm: LLM, world: World, drafter: str, events: list[Any], most: int
                 add.adapter = world.adapter(adapter)
                 groups.append(engine.handle(add))
             elif kind == "search":
-                begun += engine.handle(Search([search_of(llm, prompt, drawn[1]) for prompt in drawn[0]], drawn[1]))
+                # More beams than seats never run, and `LLM.beam_search` refuses them.
+                params = replace(drawn[1], beam_width=min(drawn[1].beam_width, llm.config.scheduler.max_num_seqs))
+                begun += engine.handle(Search([search_of(llm, prompt, params) for prompt in drawn[0]], params))
             elif kind == "step":
                 for _ in range(drawn[0]):
                     engine.step()
