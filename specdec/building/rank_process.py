@@ -36,6 +36,7 @@ def serve(rank: OtherRank) -> None:
         config, timeout = rank.receive()
         rank.join(layout_of(config), timeout)
         requests = RequestMaker.read(config, read_llama_config(config.model))
+        requests.makes_texts = False
         engine = build_engine(config, rank, requests)
         rank.begin_beats()
         _follow(rank, engine)

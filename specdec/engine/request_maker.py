@@ -60,6 +60,7 @@ class RequestMaker:
         draft_context: number of tokens from which on the draft model drafts nothing for a request.
         draft_identity: stands for a head that has replaced the one of the start. It enters the cache salts of requests,
             so that they do not share prefixes whose features and entries are another head's.
+        makes_texts: whether requests need their text for more than stop strings; not on ranks beside the first.
     """
 
     config: EngineConfig
@@ -69,6 +70,7 @@ class RequestMaker:
     max_model_len: int
     draft_context: int = sys.maxsize
     draft_identity: str | None = None
+    makes_texts: bool = True
     _has_warned: bool = False
     _ngram_rates: ChainRates = field(default_factory=ChainRates)
     _prediction_rates: ChainRates = field(default_factory=ChainRates)
@@ -240,9 +242,10 @@ class RequestMaker:
         elif params.max_tokens is not None:
             longest = min(longest, len(tokens) + params.max_tokens)
         ends = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.end_tokens)
-        backend = self.tokenizer.backend if self.tokenizer and params.detokenize else None
         bad_words = self.texts.bad_words(params)
         stops = self._stops(params.stop_strings)
+        needs_text = params.detokenize and (self.makes_texts or params.stop_strings)
+        backend = self.tokenizer.backend if self.tokenizer and needs_text else None
         special_stops = special_in_stops(backend, stops) if backend is not None else {}
         ends |= stop_tokens(special_stops, stops)
         seed = self.seeds.getrandbits(63) if params.seed is None else params.seed
