@@ -24,7 +24,6 @@ from torch import Tensor
 
 import tests.profiles  # noqa: F401
 from specdec.core.garbage import no_collections
-from tests.brief_measurements import measure_briefly
 from tests.triton_interpreter import SEED, grid_seed, prepare_interpreter
 
 _SEED = "hypothesis_seed"
@@ -130,5 +129,6 @@ def nan_cache() -> Iterator[None]:
 def short_measurements() -> Iterator[None]:
     """Every engine measures its steps once instead of seven times or more: that took longer than what is tested."""
     with pytest.MonkeyPatch.context() as patch:
-        measure_briefly(patch)
+        for name, value in {"ROUNDS": 1, "LEAST_SECONDS": 0.0, "IN_A_ROW": 1}.items():
+            patch.setattr(f"specdec.execution.cost_measurement.{name}", value)
         yield

@@ -51,7 +51,7 @@ class AdaptableProduct(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Its inputs, then the columns of its parts."""
+        """The number of its inputs, then the columns of each part."""
         return self.inputs, *(part.columns for part in self.parts)
 
 

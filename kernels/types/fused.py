@@ -279,7 +279,7 @@ class FusedDrafting(Protocol):
 
 @dataclass(frozen=True)
 class FusedPasses:
-    """What a kernel set runs in one call, from Python's side.
+    """Passes that a kernel set runs in one call each.
 
     Attributes:
         layer: prepares a decoder layer.

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class DraftSizes(NamedTuple):
-    """What plans depend on of the draft model, which ranks of earlier pipeline stages do not have.
+    """Sizes of the draft model on which plans depend. Ranks of earlier pipeline stages get them without the model.
 
     Attributes:
         shape: bounds of draft trees, as far as the draft model can fill them.

@@ -143,7 +143,7 @@ class LLMEngine:
             self._tell_grammar(command)
         with self.ranks.together(*REFUSALS):
             if not isinstance(command, GetStats | CheckIntegrity):
-                # What has ended with the other ranks can still be given up.
+                # Requests are given up even if another rank is gone.
                 ends = isinstance(command, Abort | Stop | EndSearches | Close)
                 with suppress(RankDeadError) if ends else nullcontext():
                     self.ranks.tell(command)

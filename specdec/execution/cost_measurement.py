@@ -73,11 +73,12 @@ def _curve(ranks: Ranks, work: Callable[[int], None], sizes: Sequence[int]) -> C
         before = first / size
     start = time.perf_counter()
     for rounds in range(MOST_ROUNDS):
-        if rounds >= ROUNDS and ranks.decide(lambda: time.perf_counter() - start >= LEAST_SECONDS):
+        # All ranks run as many passes.
+        if ranks.decide(lambda: rounds >= ROUNDS and time.perf_counter() - start >= LEAST_SECONDS):  # noqa: B023
             break
         for size, own in times.items():
             # In a row, as steps are: the last size may have left other data in the processor's caches.
-            count = IN_A_ROW if seconds[size] <= LONG else 1
+            count = ranks.decide(lambda: IN_A_ROW if seconds[size] <= LONG else 1)  # noqa: B023
             own += [_timed(ranks, partial(work, size)) for _ in range(count)]
     return Curve((seconds | {size: min(own) for size, own in times.items()}).items())
 
@@ -102,7 +103,7 @@ def measure_preemption_cost(executor: Executor) -> PreemptionCost:
         runner.wait()
 
     passes, swaps = [], []
-    for _ in range(1 + ROUNDS):
+    for _ in range(executor.ranks.decide(lambda: 1 + ROUNDS)):
         passes.append(_timed(executor.ranks, lambda: executor.run_dummy(*dummy_chain(cache, tokens))))
         swaps.append(_timed(executor.ranks, swap))
     # The first round warms up.

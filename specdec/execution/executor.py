@@ -1,4 +1,4 @@
-"""How an engine runs its steps on this rank, and what makes its worker."""
+"""The executor, which runs a rank's steps on its worker, and the interface of what makes the worker."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the ranks of an engine say to each other beside the model's operations: commands, choices, and agreement.
+"""Messages between the ranks of an engine: commands, decisions of the first rank, and values that all ranks share.
 
 All ranks run the same program on the same commands: they plan the same steps and come to the same outcomes. What could
 differ, such as a measured time, is decided by the first one.
@@ -34,7 +34,7 @@ class Shared(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """What the first rank raises in `Ranks.decide`."""
+    """An error of `Ranks.decide` on the first rank, which the others raise too."""
 
     error: Exception
 
@@ -81,7 +81,7 @@ class Ranks(Protocol):
         ...
 
     def decide(self, make: Callable[[], T]) -> T:
-        """Return what `make` returns on the first rank, or raise what it refuses. It is not called on others.
+        """Call `make` on the first rank, and return its result on every rank.
 
         Raises:
             ValueError, OSError, QueueFullError: what `make` raises of `REFUSALS`.

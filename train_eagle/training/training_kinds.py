@@ -21,7 +21,7 @@ from specdec.train_eagle.training.training_kind import (
     layer_config,
 )
 
-# Bounds of a default draft vocabulary, and what it is a multiple of.
+# The default draft vocabulary has a size between the first two, and is a multiple of the third.
 LEAST_TOKENS, MOST_TOKENS, ROUNDED_TO = 8192, 32_000, 256
 
 

@@ -31,7 +31,6 @@ from specdec.parallel.first_rank import FirstRank
 from specdec.parallel.rank_group import file_store
 from specdec.parallel.ranks import OtherRank
 from specdec.parallel.started_ranks import Process
-from tests.brief_measurements import measure_briefly
 
 
 class Compare(NamedTuple):
@@ -139,7 +138,6 @@ def _serve(address: str) -> None:
         return done
 
     with pytest.MonkeyPatch.context() as patch, Listener(address) as listener:
-        measure_briefly(patch)
         patch.setattr(LLMEngine, "act", compared)
         patch.setattr(OtherRank, "groups", _none)
         for clock in ("time", "monotonic", "perf_counter"):
