@@ -81,7 +81,7 @@ class FirstRank:
         try:
             decided = make()
         except REFUSALS as error:
-            self.tell(Raised(error))
+            self.tell(Raised(str(error)))
             raise
         self.tell(decided)
         return decided

@@ -34,9 +34,9 @@ class Shared(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """An error of `Ranks.decide` on the first rank, which the others raise too."""
+    """An error of `Ranks.decide` on the first rank. The others raise a ValueError, for not every error can be sent."""
 
-    error: Exception
+    message: str
 
 
 class Failure(NamedTuple):
@@ -212,7 +212,7 @@ class OtherRank:
     def decide(self, make: Callable[[], T]) -> T:  # noqa: ARG002
         decided = self._connection.recv()
         if isinstance(decided, Raised):
-            raise decided.error
+            raise ValueError(decided.message)
         return cast(T, decided)
 
     def share(self, value: T, *, in_step: bool = False) -> list[T]:  # noqa: ARG002

@@ -4,13 +4,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from specdec.kernels.types.settings import ParameterError
 from specdec.parallel import rank_link
+from specdec.parallel.first_rank import FirstRank
+from specdec.parallel.rank_layout import RankLayout
 from specdec.parallel.rank_link import MOST_MISSED, RankLink
-from specdec.parallel.ranks import Alive, Failure, RankDeadError, Shared
+from specdec.parallel.ranks import Alive, Failure, OtherRank, RankDeadError, Shared
 from tests.specdec.parallel.ranked_engine import engine
 from tests.specdec.world import World
 
@@ -129,3 +133,20 @@ def test_an_idle_engine_lives_until_a_rank_is_silent(world: World, monkeypatch: 
         assert errors == ["rank 1 of 2 has given no sign of life for 0.8 seconds; the engine must be started anew"]
         # The rank was there all the time.
         wait_for(lambda: len(beats) > silent_from)
+
+
+def test_a_decision_that_is_refused_is_refused_by_all() -> None:
+    """Whatever the error: one of a parameter is made of more than its message, and is not sent."""
+    own, other = Pipe()
+    first = FirstRank(
+        RankLayout(2, 1), SimpleNamespace(processes=[FakeProcess()], connections=[own], close=lambda: None)
+    )
+
+    def refuse() -> int:
+        raise ParameterError("n", "n is 2")
+
+    with pytest.raises(ParameterError):
+        first.decide(refuse)
+    with pytest.raises(ValueError, match=r"^n is 2$"):
+        OtherRank(other, None, 1).decide(refuse)
+    first.kill()
