@@ -271,7 +271,7 @@ class LLMEngine:
         if self.ranks.layout.size > 1:
             self._check = plan.checksum()
         if not plan.rows:
-            self.searches.go_on(is_stuck=True)
+            self.searches.go_on(is_stuck=not self.scheduler.queues.waiting_for_kv)
         return plan
 
     def wait_for_kv(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdec import SamplingParams
+from specdec import BeamSearchParams, SamplingParams
 from specdec.core.metrics import engine_metrics
 from specdec.core.request import Request
 from specdec.kv_transfer.disk_store import DiskStore
@@ -230,3 +230,15 @@ def test_too_little_host_memory_is_refused(world: World) -> None:
     config = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 100}}
     with pytest.raises(ValueError, match="must hold two blocks"), engine(world, "none", config):
         pass
+
+
+def test_a_beam_search_waits_for_blocks_of_a_store(world: World, tmp_path: Path) -> None:
+    """A step without rows is no sign that no beam can run."""
+    params, found = BeamSearchParams(3, 5, ignore_eos=True), list[list[list[int]]]()
+    for config in (None, disk(tmp_path), disk(tmp_path)):
+        with engine(world, "none", config) as llm:
+            (output,) = llm.beam_search([PROMPT], params)
+            found.append([sequence.tokens for sequence in output.sequences])
+            loaded = llm.stats().external_prefix_hits
+    assert found[0] == found[1] == found[2]
+    assert loaded == WHOLE
