@@ -26,7 +26,7 @@ from specdec.parallel.launched_ranks import met_rank
 from specdec.parallel.rank_group import file_store
 from specdec.parallel.ranks import REFUSALS, OtherRank
 
-# Requests that have ended, from which on they are looked for and forgotten.
+# New groups of requests after which those that have ended are dropped.
 _MOST_ENDED = 64
 
 

@@ -92,7 +92,8 @@ class Ranks(Protocol):
         """Return the value of each rank, in the order of their numbers.
 
         Args:
-            in_step: whether ranks come to it at about the same time, so that one that is late hangs; others load.
+            in_step: whether all come to it at about the same time, as within a step. One that is late then counts as
+                hung; elsewhere it may still load.
         """
         ...
 

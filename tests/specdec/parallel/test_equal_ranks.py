@@ -23,7 +23,9 @@ from tests.specdec.world import World
 
 pytestmark = pytest.mark.slow
 
-prompts = st.lists(tokens, min_size=1, max_size=40)
+TEXT = [3 + (7 * i + i * i // 3) % 90 for i in range(40)]
+# Of all lengths, with beginnings in common.
+prompts = st.builds(lambda size, rest: TEXT[:size] + rest, st.integers(0, 40), st.lists(tokens, min_size=1, max_size=4))
 forms = st.sampled_from(["[a-d ]{3,9}", "(ab|ba)+", "[a-c]*d"]).map(
     lambda regex: SamplingParams(max_tokens=12, structured_outputs=StructuredOutputsParams(regex=regex))
 )
@@ -59,7 +61,7 @@ def disk(folder: Path) -> dict[str, Any]:
     return {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": own}
 
 
-@settings(max_examples=num_cases(15))
+@settings(max_examples=num_cases(25))
 @given(
     events=events,
     drafter=st.sampled_from(["none", "eagle", "eagle3", "dspark", "llama"]),
