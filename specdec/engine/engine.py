@@ -9,7 +9,6 @@ from typing import overload
 from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor
 
 from specdec.config import EngineConfig
 from specdec.core.commands import (
@@ -37,7 +36,6 @@ from specdec.core.commands import (
     one_line,
 )
 from specdec.core.device import on_device
-from specdec.core.logprobs import choice_logprobs, score_output, score_prompt
 from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import BeamSearchParams
 from specdec.draft_heads.drafting.drafter import DraftRow
@@ -47,13 +45,13 @@ from specdec.engine.grammar_writer import GrammarWriter
 from specdec.engine.request_maker import RequestMaker
 from specdec.engine.request_ring import RequestRing
 from specdec.engine.step_observer import StepObserver
-from specdec.engine.tree_trace import node_probs, time_without_drafts, trace_of
+from specdec.engine.step_results import row_results
+from specdec.engine.tree_trace import time_without_drafts, trace_of
 from specdec.execution.executor import Executor
-from specdec.execution.step_order import StepOrder, StepOutcome
-from specdec.execution.worker import Worker, score_spans
+from specdec.execution.step_order import StepOrder
+from specdec.execution.worker import Worker
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.tree import DraftTree, TreeRow
-from specdec.kernels.types.types import NO_TOKEN, Acceptance
 from specdec.kv_transfer.cache_identity import checkpoint_identity, identity
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.models.hub import shown_path
@@ -342,7 +340,7 @@ class LLMEngine:
         self.executor.step(order)
         observer.use_wait(self._measured)
         outcome = self.executor.collect()
-        results = self._results(rows, order, outcome)
+        results = row_results(rows, order, outcome, self.logprobs_mode, self.kernels)
         self.executor.tell_outcome(outcome)
         updated = self._append(rows, outcome.trees, results)
         self.scheduler.update(plan, results)
@@ -383,54 +381,6 @@ class LLMEngine:
             draft_start=request.draft_start,
         )
 
-    def _results(self, plan: list[PlannedRow], order: StepOrder, outcome: StepOutcome) -> list[RowResult]:
-        """Return the rows' results, and store the log-probabilities that requests ask for."""
-        trees, acceptances = outcome.trees, iter(outcome.acceptances)
-        results = [
-            _result(tree, next(acceptances)) if row.sampled else RowResult()
-            for row, tree in zip(plan, trees, strict=True)
-        ]
-        if outcome.logits is not None:
-            found = iter(outcome.acceptances)
-            spans = score_spans(order, [len(tree) for tree in trees])
-            for place, (row, part, tree, span) in enumerate(zip(plan, order.parts, trees, spans, strict=True)):
-                logits, request = outcome.logits[span], row.request
-                if row.choices is not None:
-                    outcome.scores[place] = choice_logprobs(row.choices, logits)
-                    continue
-                acceptance, known = next(found) if row.sampled else None, len(request.logprobs)
-                self._score(request, part, tree, logits, acceptance, results[place])
-                if found_scores := request.logprobs[known:]:
-                    outcome.scores[place] = found_scores
-        for place, scores in outcome.scores.items():
-            row = plan[place]
-            if row.choices is None:
-                # Where the logits are, they stand there already.
-                row.request.logprobs += scores if outcome.logits is None else []
-            elif not row.request.finished:
-                row.request.take_scores(row.choices, scores)
-        return results
-
-    def _score(
-        self,
-        request: Request,
-        part: TreeRow,
-        tree: DraftTree,
-        logits: Tensor,
-        acceptance: Acceptance | None,
-        result: RowResult,
-    ) -> None:
-        """Store the log-probabilities and node probabilities that a request asks for."""
-        if part.num_scored > 1 or (part.num_scored and acceptance is None):
-            score_prompt(request, logits[: part.num_scored])
-        if acceptance is None:
-            return
-        own = logits[len(logits) - 1 - len(tree) :]
-        if request.is_traced:
-            result.node_probs = node_probs(request, tree, own, self.kernels)
-        if request.params.logprobs is not None:
-            score_output(request, acceptance, tree, own, self.logprobs_mode, self.kernels)
-
     def _append(
         self, rows: Sequence[PlannedRow], trees: Sequence[DraftTree], results: Sequence[RowResult]
     ) -> list[Request]:
@@ -458,23 +408,6 @@ class LLMEngine:
                 _end_without_token(request)
             updated.append(request)
         return updated
-
-
-def _result(tree: DraftTree, acceptance: Acceptance) -> RowResult:
-    path, next_token = acceptance
-    is_dead_end = next_token == NO_TOKEN
-    tokens = [*(tree.tokens[node] for node in path), *([] if is_dead_end else [next_token])]
-    return RowResult(
-        num_nodes=len(tree),
-        num_chained=tree.num_chained,
-        path=path,
-        ranks=[tree.ranks[node] for node in path] if tree.ranks else path,
-        tokens=tokens,
-        is_dead_end=is_dead_end,
-        # Values of a draft node that overflow reach every row that reads them under a mask. A plain step would not
-        # have met them.
-        needs_retry=len(tree) > 0 and not tokens,
-    )
 
 
 def _end_without_token(request: Request) -> None:

@@ -127,7 +127,7 @@ def test_nothing_is_computed_for_other_requests(llm: LLM, monkeypatch: pytest.Mo
         computed.append(request)
         return node_probs(request, *rest)
 
-    monkeypatch.setattr("specdec.engine.engine.node_probs", spy)
+    monkeypatch.setattr("specdec.engine.step_results.node_probs", spy)
     plain, watched = llm.new_group(PROMPT, FREE), llm.new_group(PROMPT[1:], FREE)
     watched.requests[0].is_traced = True
     for group in (plain, watched):

@@ -1,0 +1,105 @@
+"""From the outcome of a step to the results of its rows, and the log-probabilities that requests ask for."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from specdec.core.logprobs import choice_logprobs, score_output, score_prompt
+from specdec.core.outputs import LogprobsMode
+from specdec.core.request import Request
+from specdec.engine.tree_trace import node_probs
+from specdec.execution.step_order import StepOrder, StepOutcome
+from specdec.execution.worker import score_spans
+from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.types.tree import DraftTree, TreeRow
+from specdec.kernels.types.types import NO_TOKEN, Acceptance
+from specdec.scheduling.step_plan import PlannedRow, RowResult
+
+
+def row_results(
+    rows: Sequence[PlannedRow], order: StepOrder, outcome: StepOutcome, mode: LogprobsMode, kernels: KernelSet
+) -> list[RowResult]:
+    """Return the results of rows, and store the log-probabilities that their requests ask for.
+
+    Args:
+        outcome: its `scores` are filled where it has logits.
+        mode: what log-probabilities are made of.
+        kernels: kernels of the device.
+    """
+    acceptances = iter(outcome.acceptances)
+    results = [
+        _result(tree, next(acceptances)) if row.sampled else RowResult()
+        for row, tree in zip(rows, outcome.trees, strict=True)
+    ]
+    if outcome.logits is not None:
+        _score_rows(rows, order, outcome, outcome.logits, results, mode, kernels)
+    for place, scores in outcome.scores.items():
+        row = rows[place]
+        if row.choices is None:
+            # Where the logits are, they stand there already.
+            row.request.logprobs += scores if outcome.logits is None else []
+        elif not row.request.finished:
+            row.request.take_scores(row.choices, scores)
+    return results
+
+
+def _score_rows(
+    rows: Sequence[PlannedRow],
+    order: StepOrder,
+    outcome: StepOutcome,
+    logits: Tensor,
+    results: Sequence[RowResult],
+    mode: LogprobsMode,
+    kernels: KernelSet,
+) -> None:
+    """Compute log-probabilities of choices, tokens and draft nodes, as far as the rows' requests ask for them."""
+    acceptances, trees = iter(outcome.acceptances), outcome.trees
+    spans = score_spans(order, [len(tree) for tree in trees])
+    for place, (row, part, tree, span) in enumerate(zip(rows, order.parts, trees, spans, strict=True)):
+        if row.choices is not None:
+            outcome.scores[place] = choice_logprobs(row.choices, logits[span])
+            continue
+        request, acceptance = row.request, next(acceptances) if row.sampled else None
+        num_known = len(request.logprobs)
+        _score(request, part, tree, logits[span], acceptance, results[place], mode, kernels)
+        if new := request.logprobs[num_known:]:
+            outcome.scores[place] = new
+
+
+def _score(
+    request: Request,
+    part: TreeRow,
+    tree: DraftTree,
+    logits: Tensor,
+    acceptance: Acceptance | None,
+    result: RowResult,
+    mode: LogprobsMode,
+    kernels: KernelSet,
+) -> None:
+    """Store the log-probabilities and node probabilities that a request asks for."""
+    if part.num_scored > 1 or (part.num_scored and acceptance is None):
+        score_prompt(request, logits[: part.num_scored])
+    if acceptance is None:
+        return
+    own = logits[len(logits) - 1 - len(tree) :]
+    if request.is_traced:
+        result.node_probs = node_probs(request, tree, own, kernels)
+    if request.params.logprobs is not None:
+        score_output(request, acceptance, tree, own, mode, kernels)
+
+
+def _result(tree: DraftTree, acceptance: Acceptance) -> RowResult:
+    path, next_token = acceptance
+    is_dead_end = next_token == NO_TOKEN
+    tokens = [*(tree.tokens[node] for node in path), *([] if is_dead_end else [next_token])]
+    return RowResult(
+        num_nodes=len(tree),
+        num_chained=tree.num_chained,
+        path=path,
+        ranks=[tree.ranks[node] for node in path] if tree.ranks else path,
+        tokens=tokens,
+        is_dead_end=is_dead_end,
+        # Values of a draft node that overflow reach every row that reads them under a mask. A plain step would not
+        # have met them.
+        needs_retry=len(tree) > 0 and not tokens,
+    )
