@@ -1,9 +1,9 @@
 """A rank beside the first: it builds its part of the engine, and does what the first rank tells.
 
-    python -m specdec.building.rank_process DESCRIPTOR STORE RANK
+    python -m specdec.building.rank_process STORE RANK
 
-DESCRIPTOR is the number of an inherited socket to the first rank, STORE the file through which the ranks find each
-other, and RANK the number of this one. The process ends when the socket is closed, however that happens.
+STORE is the file through which the ranks find each other, and RANK the number of this one. The process ends when the
+connection to the first rank is closed, however that happens.
 """
 
 import logging
@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from typing import NoReturn
 
 from specdec.building.build import build_engine
@@ -23,7 +22,8 @@ from specdec.engine.engine import LLMEngine
 from specdec.engine.request_maker import RequestMaker
 from specdec.models.llama import read_llama_config
 from specdec.parallel.launched_ranks import met_rank
-from specdec.parallel.rank_group import file_store
+from specdec.parallel.other_ranks import meet
+from specdec.parallel.rank_group import LOOPBACK, file_store
 from specdec.parallel.ranks import REFUSALS, OtherRank
 
 # New groups of requests after which those that have ended are dropped.
@@ -79,4 +79,4 @@ def _be(rank: OtherRank) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _be(OtherRank(Connection(int(sys.argv[1])), file_store(sys.argv[2]), int(sys.argv[3])))
+    _be(meet(file_store(sys.argv[1]), int(sys.argv[2]), LOOPBACK))

@@ -9,10 +9,11 @@ from specdec.building.rank_loader import layout_of
 from specdec.config import EngineConfig
 from specdec.core.launch import Launch, current_launch
 from specdec.parallel.first_rank import COLLECTIVE_TIMEOUT, FirstRank
-from specdec.parallel.launched_ranks import LaunchedRanks
+from specdec.parallel.launched_ranks import launched_ranks
+from specdec.parallel.other_ranks import OtherRanks
 from specdec.parallel.ranks import OneRank, Ranks
-from specdec.parallel.ray_ranks import RayRanks
-from specdec.parallel.started_ranks import OtherRanks, StartedRanks
+from specdec.parallel.ray_ranks import ray_ranks
+from specdec.parallel.started_ranks import started_ranks
 
 
 @contextmanager
@@ -51,8 +52,8 @@ def _other_ranks(config: EngineConfig, size: int, timeout: float) -> OtherRanks:
     if launch is not None and by_ray:
         raise ValueError("distributed_executor_backend is 'ray', and a launcher has started the ranks; leave it out")
     if launch is not None:
-        return LaunchedRanks(launch, timeout)
-    return RayRanks(size, torch.device(config.device).type, timeout) if by_ray else StartedRanks(size, timeout)
+        return launched_ranks(launch, timeout)
+    return ray_ranks(size, torch.device(config.device).type, timeout) if by_ray else started_ranks(size, timeout)
 
 
 def _check_launch(launch: Launch, size: int) -> None:

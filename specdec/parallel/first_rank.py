@@ -11,18 +11,18 @@ from typing import Any, TypeVar
 
 import torch
 
+from specdec.parallel.other_ranks import OtherRanks
 from specdec.parallel.rank_group import Store
 from specdec.parallel.rank_layout import RankGroups, RankLayout, join_groups
 from specdec.parallel.rank_link import RankLink
 from specdec.parallel.ranks import REFUSALS, Raised, RankDeadError
-from specdec.parallel.started_ranks import OtherRanks
 
 T = TypeVar("T")
 # Seconds in which a rank must have imported, loaded its weights, or made its cache.
 START_TIMEOUT = 600.0
 # Seconds of a collective operation and of a message, after which a rank counts as hung. Ranks compute the same, so that
-# they come to an operation at about the same time.
-COLLECTIVE_TIMEOUT = 30.0
+# they come to an operation at about the same time. With `_LAST_WORDS`, an engine ends within 10 seconds.
+COLLECTIVE_TIMEOUT = 8.0
 # Seconds for the others to say why they failed, and for each to end by itself.
 _LAST_WORDS, _END = 1.0, 2.0
 

@@ -6,26 +6,18 @@ from typing import Any, cast
 from torch.distributed.rendezvous import rendezvous
 
 from specdec.core.launch import Launch
-from specdec.parallel.met_ranks import MEETING_TIMEOUT, MetRanks, meet
+from specdec.parallel.other_ranks import MEETING_TIMEOUT, OtherRanks, meet
 from specdec.parallel.rank_group import Store
 from specdec.parallel.ranks import OtherRank
-from specdec.parallel.started_ranks import Process
 
 
-class LaunchedRanks(MetRanks):
-    """Ranks that wait for this one; see `OtherRanks`.
+def launched_ranks(launch: Launch, timeout: float) -> OtherRanks:
+    """Return the ranks that wait for this one; see `OtherRanks` for the errors raised.
 
     Args:
         timeout: seconds for a rank to take a message.
-
-    Raises:
-        ValueError: they serve another engine, or have served one.
-        TimeoutError: some did not come.
     """
-
-    def __init__(self, launch: Launch, timeout: float) -> None:
-        super().__init__(_store(launch), launch.size, timeout)
-        self.processes: list[Process] = [_Elsewhere()] * (launch.size - 1)
+    return OtherRanks(_store(launch), [_Elsewhere()] * (launch.size - 1), timeout)
 
 
 class _Elsewhere:

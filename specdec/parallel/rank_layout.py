@@ -7,7 +7,7 @@ import torch
 from specdec.parallel.rank_group import LOOPBACK, RankGroup, Store, part_of
 
 # Ranks of a stage come to an operation at about the same time. A stage waits for all the work of those before it.
-STAGE_PATIENCE = 10
+STAGE_PATIENCE = 40
 
 
 class RankLayout(NamedTuple):

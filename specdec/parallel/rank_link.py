@@ -9,8 +9,8 @@ import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
+from specdec.parallel.other_ranks import Process
 from specdec.parallel.ranks import BEAT, Alive, Failure, Shared
-from specdec.parallel.started_ranks import Process
 
 # Beats that a rank may miss before it counts as hung. They are counted rather than timed: a machine that stands still
 # stops both ranks.

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from specdec.parallel.met_ranks import MEETING_TIMEOUT, MetRanks, meet
-from specdec.parallel.started_ranks import RANK_PROCESS, Process
+from specdec.parallel.other_ranks import MEETING_TIMEOUT, OtherRanks, meet
+from specdec.parallel.started_ranks import RANK_PROCESS
 
 
-class RayRanks(MetRanks):
-    """Actors of one rank each, with a GPU or a CPU of their own; see `OtherRanks`.
+def ray_ranks(size: int, device_type: str, timeout: float) -> OtherRanks:
+    """Return actors of one rank each, with a GPU or a CPU of their own.
 
     They join the cluster that this process belongs to, or that `RAY_ADDRESS` names; without one, Ray is started on this
     machine.
@@ -25,34 +25,29 @@ class RayRanks(MetRanks):
     Raises:
         ValueError: the package ray is not installed.
         TimeoutError: some did not come, as where the cluster has too few GPUs or CPUs.
+        RankDeadError: an actor has ended.
     """
+    try:
+        import ray
+    except ImportError:
+        raise ValueError(
+            "distributed_executor_backend is 'ray', and the package ray is not installed; pip install 'specdec[ray]'"
+        ) from None
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False)
+    needs = {"num_gpus": 1} if device_type == "cuda" else {"num_cpus": 1}
+    host = ray.util.get_node_ip_address()
+    store = TCPStore(host, 0, None, is_master=True, timeout=timedelta(seconds=MEETING_TIMEOUT))
+    actors = [ray.remote(**needs)(_Rank).remote() for _ in range(1, size)]
+    runs = [actor.follow.remote(host, store.port, rank) for rank, actor in enumerate(actors, 1)]
+    processes = [_Actor(*pair) for pair in zip(actors, runs, strict=True)]
 
-    def __init__(self, size: int, device_type: str, timeout: float) -> None:
-        try:
-            import ray
-        except ImportError:
-            raise ValueError(
-                "distributed_executor_backend is 'ray', and the package ray is not installed; "
-                "pip install 'specdec[ray]'"
-            ) from None
-        if not ray.is_initialized():
-            ray.init(log_to_driver=False)
-        needs = {"num_gpus": 1} if device_type == "cuda" else {"num_cpus": 1}
-        host = ray.util.get_node_ip_address()
-        store = TCPStore(host, 0, None, is_master=True, timeout=timedelta(seconds=MEETING_TIMEOUT))
-        actors = [ray.remote(**needs)(_Rank).remote() for _ in range(1, size)]
-        runs = [actor.follow.remote(host, store.port, rank) for rank, actor in enumerate(actors, 1)]
-        self.processes: list[Process] = [_Actor(*pair) for pair in zip(actors, runs, strict=True)]
-        try:
-            super().__init__(store, size, timeout)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """End the actors, which hold their processes."""
-        for process in self.processes:
+    def end() -> None:
+        # The actors hold their processes.
+        for process in processes:
             process.kill()
+
+    return OtherRanks(store, [*processes], timeout, end)
 
 
 class _Rank:

@@ -1,6 +1,6 @@
 """Ranks on simulated GPUs: each process has one, and what NCCL does between GPUs, gloo does between their processes.
 
-    python -m tests.specdec.parallel.simulated_rank DESCRIPTOR STORE RANK
+    python -m tests.specdec.parallel.simulated_rank STORE RANK
 
 is `specdec.building.rank_process` on a simulated GPU.
 """
@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -81,26 +80,25 @@ def simulated_rank(patch: pytest.MonkeyPatch, rank: int) -> Iterator[SimulatedGP
                 super().__init__(gpu, *arguments)
 
         patch.setattr(dist, "ProcessGroupNCCL", Group, raising=False)
-        patch.setattr("specdec.parallel.started_ranks.launched", _launched)
+        patch.setattr("specdec.parallel.started_ranks.started", _started)
         yield gpu
 
 
-def _launched(descriptor: int, store: str, rank: int) -> "subprocess.Popen[bytes]":
+def _started(store: str, rank: int) -> "subprocess.Popen[bytes]":
     modules = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    command = [sys.executable, "-P", "-m", "tests.specdec.parallel.simulated_rank", str(descriptor), store]
-    command.append(str(rank))
-    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": modules}, pass_fds=(descriptor,))
+    command = [sys.executable, "-P", "-m", "tests.specdec.parallel.simulated_rank", store, str(rank)]
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": modules})
 
 
 def main() -> None:
     """Run the process of rank 1."""
     from specdec.building.rank_process import serve
-    from specdec.parallel.rank_group import file_store
-    from specdec.parallel.ranks import OtherRank
+    from specdec.parallel.other_ranks import meet
+    from specdec.parallel.rank_group import LOOPBACK, file_store
 
     prepare_interpreter()
     with pytest.MonkeyPatch.context() as patch, simulated_rank(patch, 1):
-        serve(OtherRank(Connection(int(sys.argv[1])), file_store(sys.argv[2]), int(sys.argv[3])))
+        serve(meet(file_store(sys.argv[1]), int(sys.argv[2]), LOOPBACK))
     os._exit(0)
 
 

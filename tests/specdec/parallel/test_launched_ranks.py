@@ -3,16 +3,21 @@
 import socket
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from specdec import LLM, SamplingParams
 from specdec.core.launch import Launch, current_launch
-from specdec.parallel import launched_ranks
-from specdec.parallel.launched_ranks import LaunchedRanks, met_rank
+from specdec.parallel import launched_ranks as module
+from specdec.parallel import other_ranks
+from specdec.parallel.launched_ranks import launched_ranks, met_rank
+from specdec.parallel.other_ranks import OtherRanks
 from specdec.parallel.rank_group import Store, file_store
+from specdec.parallel.ranks import RankDeadError
 from tests.specdec.world import World
 
 pytestmark = pytest.mark.slow
@@ -76,9 +81,9 @@ def test_ranks_meet_in_any_order_and_strangers_are_left_out(tmp_path: Path, monk
     def store(_: Launch) -> Store:
         return file_store(str(tmp_path / "store"))
 
-    monkeypatch.setattr(launched_ranks, "_store", store)
+    monkeypatch.setattr(module, "_store", store)
     with ThreadPoolExecutor() as threads:
-        first = threads.submit(LaunchedRanks, launches[0], 30)
+        first = threads.submit(launched_ranks, launches[0], 30)
         port = int(store(launches[0]).get("specdec-engine").split()[0])
         with socket.create_connection(("localhost", port)) as stranger:
             stranger.sendall(b"\0\0\0\3abc")
@@ -89,5 +94,18 @@ def test_ranks_meet_in_any_order_and_strangers_are_left_out(tmp_path: Path, monk
         connection.send("greetings")
         assert other.receive() == "greetings"
     with pytest.raises(ValueError, match="the ranks of a launcher serve one engine only"):
-        LaunchedRanks(launches[0], 30)
+        launched_ranks(launches[0], 30)
     ranks.close()
+
+
+def test_a_rank_that_ends_before_it_comes_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_ranks, "_LOOK", 0.01)
+    killed, is_closed = list[int](), threading.Event()
+    processes = [
+        SimpleNamespace(poll=lambda code=code: code, kill=lambda rank=rank: killed.append(rank))
+        for rank, code in ((1, None), (2, 3))
+    ]
+    with pytest.raises(RankDeadError, match=r"^rank 2 of 3 has ended with exit code 3 before it was there$"):
+        OtherRanks(file_store(str(tmp_path / "store")), processes, 30, is_closed.set)
+    assert killed == [1, 2]
+    assert is_closed.is_set()

@@ -15,8 +15,10 @@ from torch import Tensor
 from specdec import LLM, SamplingParams
 from specdec.building.ranks import ranks_of
 from specdec.engine.engine import LLMEngine
+from specdec.parallel import first_rank
 from specdec.parallel.rank_group import RankGroup, file_store
-from specdec.parallel.ranks import RankDeadError
+from specdec.parallel.rank_link import MOST_MISSED
+from specdec.parallel.ranks import BEAT, RankDeadError
 from tests.specdec.parallel.ranked_engine import PROMPT, engine
 from tests.specdec.world import World
 
@@ -67,7 +69,9 @@ def test_an_operation_ends_by_its_timeout(tmp_path: Path, operation: str) -> Non
 def test_a_rank_that_is_stuck_ends_the_engine(
     world: World, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    """It gives signs of life, and takes part in no step."""
+    """It gives signs of life, and takes part in no step. Users wait 10 seconds for that, not these tests' time."""
+    assert first_rank.COLLECTIVE_TIMEOUT + first_rank._LAST_WORDS < 10
+    assert MOST_MISSED * BEAT + first_rank._LAST_WORDS < 10
     monkeypatch.setattr("specdec.parallel.rank_layout.STAGE_PATIENCE", 1)
     released = threading.Event()
     with ExitStack() as stack:

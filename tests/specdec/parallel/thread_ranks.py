@@ -1,24 +1,24 @@
 """Ranks in threads of the test process: starting a process for each takes seconds, and the code is the same."""
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 
 import pytest
 
 from specdec.building.rank_process import serve
-from specdec.parallel.rank_group import file_store
-from specdec.parallel.ranks import OtherRank
+from specdec.parallel.other_ranks import meet
+from specdec.parallel.rank_group import LOOPBACK, file_store
 
 
 class ThreadRank:
-    """A rank in a thread; see `specdec.parallel.started_ranks.Process`. It ends when its connection is closed."""
+    """A rank in a thread; see `specdec.parallel.other_ranks.Process`. It ends when its connection is closed."""
 
-    def __init__(self, descriptor: int, store: str, rank: int) -> None:
-        other = OtherRank(Connection(os.dup(descriptor)), file_store(store), rank)
-        self._thread = threading.Thread(target=serve, args=(other,), name=f"rank {rank}", daemon=True)
+    def __init__(self, store: str, rank: int) -> None:
+        def run() -> None:
+            serve(meet(file_store(store), rank, LOOPBACK))
+
+        self._thread = threading.Thread(target=run, name=f"rank {rank}", daemon=True)
         self._thread.start()
 
     def poll(self) -> int | None:
@@ -36,5 +36,5 @@ class ThreadRank:
 def thread_ranks() -> Iterator[None]:
     """Start ranks as threads meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specdec.parallel.started_ranks.launched", ThreadRank)
+        patch.setattr("specdec.parallel.started_ranks.started", ThreadRank)
         yield

@@ -28,9 +28,9 @@ from specdec.core.request import RequestGroup
 from specdec.engine.engine import LLMEngine
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
 from specdec.parallel.first_rank import FirstRank
+from specdec.parallel.other_ranks import Process
 from specdec.parallel.rank_group import file_store
 from specdec.parallel.ranks import OtherRank
-from specdec.parallel.started_ranks import Process
 
 
 class Compare(NamedTuple):
