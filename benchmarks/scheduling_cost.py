@@ -21,7 +21,6 @@ from benchmarks.report import parse_shape, write
 from specdec import DraftShape, SamplingParams
 from specdec.cache.block_pool import BlockPool
 from specdec.cache.kv_cache_manager import KVCacheManager
-from specdec.core.detokenizer import Detokenizer
 from specdec.core.request import Request
 from specdec.scheduling.integrity import check_pool, check_scheduler
 from specdec.scheduling.rank_values import TreeOutcome
@@ -29,6 +28,7 @@ from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_cost import Curve, StepCost
 from specdec.scheduling.step_plan import RowResult
+from specdec.text.detokenizer import Detokenizer
 from specdec.verify.sampling import Sampling
 
 BLOCK_SIZE = 16

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         Logprob,
         RequestMetrics,
         RequestOutput,
-        Segment,
         SpeculationStats,
         Step,
         TreeTrace,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from specdec.draft_heads.llama.checkpoint_files import CheckpointError
     from specdec.engine.prompts import TextPrompt, TokensPrompt
     from specdec.llm import LLM
+    from specdec.text.segment import Segment
 
 __version__ = "0.1.0"
 # Quiet unless the program, or the command line, asks for logs.
@@ -91,7 +91,7 @@ _HOMES = {
     "RequestOutput": "specdec.core.outputs",
     "RequestOutputKind": "specdec.core.output_kind",
     "SamplingParams": "specdec.core.sampling_params",
-    "Segment": "specdec.core.outputs",
+    "Segment": "specdec.text.segment",
     "Speculation": "specdec.core.speculation",
     "SpeculationStats": "specdec.core.outputs",
     "Step": "specdec.core.outputs",

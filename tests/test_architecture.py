@@ -23,6 +23,7 @@ CONSOLE_SCRIPT = "specdec.__main__"
 FLOORS = {
     "kernels": [{"types"}, {"reference"}, {"triton", "native"}, {"kernel_set"}],
     "specdec": [
+        {"json_schema", "text", "gguf"},
         {"core"},
         {"parallel"},
         {"cache"},

@@ -19,7 +19,6 @@ from benchmarks.gpu.cycle_sizes import MODES, STEPS_BEFORE, Sizes
 from specdec import DraftShape, SamplingParams
 from specdec.building.engine_builder import EngineBuilder
 from specdec.config import EngineConfig
-from specdec.core.detokenizer import Detokenizer
 from specdec.core.device import name_of
 from specdec.core.request import Request
 from specdec.draft_heads.heads.draft_head import DraftModel
@@ -32,6 +31,7 @@ from specdec.kernels.reference.projection import Projection
 from specdec.kernels.types.types import Acceptance
 from specdec.models.llama import LlamaModel, LlamaWeights
 from specdec.scheduling.scheduler_config import SchedulerConfig
+from specdec.text.detokenizer import Detokenizer
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampling import Sampling
 

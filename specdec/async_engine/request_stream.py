@@ -8,15 +8,8 @@ from specdec.async_engine.messages import ReplyTo
 from specdec.core.choices import ChoiceScore
 from specdec.core.commands import Delta, News, Refused
 from specdec.core.lora_request import LoRARequest
-from specdec.core.outputs import (
-    CompletionOutput,
-    Logprob,
-    RequestMetrics,
-    RequestOutput,
-    Segment,
-    SpeculationStats,
-    Step,
-)
+from specdec.core.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SpeculationStats, Step
+from specdec.text.segment import Segment
 
 
 @dataclass

@@ -13,7 +13,7 @@ from specdec.bench.peers import PeerSetup
 from specdec.bench.timed_run import TimedRun, TimedSample
 from specdec.core.device import DTYPES
 from specdec.core.outputs import SpeculationStats
-from specdec.models.gguf_file import is_gguf
+from specdec.gguf.file import is_gguf
 
 PAD = 0
 

@@ -6,8 +6,8 @@ from specdec.draft_heads.formats.head_kinds import read_head
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.weight_files import has_weights, read_tensors
+from specdec.gguf.file import is_gguf
 from specdec.models.checkpoint import read_settings
-from specdec.models.gguf_file import is_gguf
 from specdec.models.head_fit import check_fit
 from specdec.models.hub import shown_path
 from specdec.models.llama import read_llama_config

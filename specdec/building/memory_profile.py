@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from specdec.config import EngineConfig
-from specdec.core.detokenizer import Detokenizer
 from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.chains import ChainRates
 from specdec.draft_heads.drafting.predicted_text import PredictedText
 from specdec.engine.engine import LLMEngine
 from specdec.kernels.types.integers import ceil_div
+from specdec.text.detokenizer import Detokenizer
 from specdec.verify.sampling import Sampling
 
 # Default on a CPU, where the needs of other processes are unknown.

@@ -6,7 +6,7 @@ from pathlib import Path
 from specdec.config import DEMO_HEADS
 from specdec.draft_heads.formats.head_settings import HeadSettings
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config
-from specdec.models.gguf_file import is_gguf
+from specdec.gguf.file import is_gguf
 from specdec.models.hub import checkpoint_path
 from specdec.models.model_card import read_card
 

@@ -8,8 +8,8 @@ from specdec.draft_heads.formats.head_kinds import fitting_head
 from specdec.draft_heads.formats.head_settings import HeadSettings
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_config
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.gguf.file import GgufFile, is_gguf
 from specdec.models.checkpoint import read_settings
-from specdec.models.gguf_file import GgufFile, is_gguf
 from specdec.models.hub import shown_name
 from specdec.models.model_card import read_card
 

@@ -19,8 +19,8 @@ from specdec.draft_heads.formats.tap_ids import KEY, Taps
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.weight_files import has_weights, read_tensors
+from specdec.gguf.file import is_gguf
 from specdec.models.checkpoint import read_settings
-from specdec.models.gguf_file import is_gguf
 from specdec.models.head_fit import check_fit
 from specdec.models.hub import checkpoint_path, shown_path
 from specdec.models.llama_draft import holds_llama

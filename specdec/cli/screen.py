@@ -7,7 +7,7 @@ from rich.segment import Segment as Piece
 from rich.segment import Segments
 from rich.style import Style
 
-from specdec.core.outputs import Segment
+from specdec.text.segment import Segment
 
 ACCEPTED = Style(color="green")
 OWN = Style()

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from specdec.core.engine_stats import DraftOutlook
-from specdec.core.outputs import CompletionOutput, RequestOutput, Segment, SpeculationStats
+from specdec.core.outputs import CompletionOutput, RequestOutput, SpeculationStats
 from specdec.core.progress import progress_bar
 from specdec.core.sampling_params import SamplingParams
+from specdec.text.segment import Segment
 
 if TYPE_CHECKING:
     from specdec.llm import LLM

@@ -4,12 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from specdec.core.json_schema.characters import json_text
-from specdec.core.json_schema.gbnf import EMPTY, Alt, Node, Repeat, Rule, Text, Token, grammar_text, seq
-from specdec.core.json_schema.schema import SchemaError
-from specdec.core.json_schema.schema_grammar import schema_rules
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.core.tool_choice import Function, ToolChoice
+from specdec.json_schema.characters import json_text
+from specdec.json_schema.gbnf import EMPTY, Alt, Node, Repeat, Rule, Text, Token, grammar_text, seq
+from specdec.json_schema.schema import SchemaError
+from specdec.json_schema.schema_grammar import schema_rules
 
 
 @dataclass(frozen=True)

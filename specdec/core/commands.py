@@ -12,10 +12,11 @@ from specdec.core.choices import ChoiceScore
 from specdec.core.engine_stats import EngineStats
 from specdec.core.errors import QueueFullError
 from specdec.core.lora_request import LoRARequest
-from specdec.core.outputs import Logprob, RequestMetrics, Segment, SpeculationStats, Step
+from specdec.core.outputs import Logprob, RequestMetrics, SpeculationStats, Step
 from specdec.core.sampling_params import BeamSearchParams, SamplingParams
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.kernels.types.settings import ParameterError
+from specdec.text.segment import Segment
 
 
 @dataclass

@@ -8,12 +8,12 @@ from torch import Tensor
 from specdec.core.choices import ChoiceTree
 from specdec.core.outputs import Logprob, LogprobsMode
 from specdec.core.request import Request
-from specdec.core.text_stream import REPLACEMENT
-from specdec.core.token_texts import TokenTexts
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.tree import DraftTree
 from specdec.kernels.types.types import Acceptance
 from specdec.kernels.types.upload import upload
+from specdec.text.text_stream import REPLACEMENT
+from specdec.text.token_texts import TokenTexts
 from specdec.verify.transforms import NodeRows, processed_logits
 
 

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from specdec.core.choices import ChoiceScore
 from specdec.core.lora_request import LoRARequest
+from specdec.text.segment import Segment
 
 # Log-probabilities of the model's own distribution, or of the one that is sampled from.
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
@@ -86,13 +87,6 @@ class SpeculationStats:
             drafted: draft nodes verified.
         """
         self.add(SpeculationStats(1, kept, [1] * min(accepted, kept), drafted))
-
-
-class Segment(NamedTuple):
-    """New text, and whether its tokens come from accepted drafts."""
-
-    text: str
-    accepted: bool
 
 
 class TreeTrace(NamedTuple):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from specdec.core.choices import Choices, ChoiceTree
-from specdec.core.detokenizer import Detokenizer
 from specdec.core.draftable_row import AcceptanceHistory, Ahead, DraftableRow
 from specdec.core.lora_request import LoadedAdapter
 from specdec.core.outputs import (
@@ -21,6 +20,7 @@ from specdec.core.outputs import (
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.chains import ChainSource, ChainTree
 from specdec.draft_heads.drafting.predicted_text import PredictedText
+from specdec.text.detokenizer import Detokenizer
 from specdec.verify.sampling import Context, Sampling
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from specdec.core.detokenizer import Detokenizer
 from specdec.core.outputs import CompletionOutput, TreeTrace
 from specdec.core.sampling_params import SamplingParams
-from specdec.core.stop_strings import StopStrings, special_in_stops
-from specdec.core.token_texts import TokenTexts
+from specdec.text.detokenizer import Detokenizer
+from specdec.text.stop_strings import StopStrings, special_in_stops
+from specdec.text.token_texts import TokenTexts
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdec.core.json_schema.schema import Schema, SchemaError
+from specdec.json_schema.schema import Schema, SchemaError
 from specdec.kernels.types.settings import (
     Foreign,
     ParameterError,

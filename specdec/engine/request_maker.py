@@ -14,11 +14,9 @@ from typing import Any
 from specdec.config import EngineConfig
 from specdec.core.choices import Choices
 from specdec.core.commands import Add
-from specdec.core.detokenizer import Detokenizer
 from specdec.core.lora_request import LoadedAdapter
 from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
-from specdec.core.stop_strings import StopStrings, special_in_stops, stop_tokens
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.draft_heads.drafting.chains import ChainRates, ChainSource
 from specdec.draft_heads.drafting.ngram_chains import NGramChains
@@ -34,6 +32,8 @@ from specdec.models.checkpoint import has_tokenizer
 from specdec.models.generation_config import GenerationConfig
 from specdec.models.grammar_compiler import GrammarCompiler
 from specdec.models.tokenizer import Tokenizer
+from specdec.text.detokenizer import Detokenizer
+from specdec.text.stop_strings import StopStrings, special_in_stops, stop_tokens
 from specdec.verify.grammar_state import Grammar, GrammarState
 from specdec.verify.sampling import Sampling
 

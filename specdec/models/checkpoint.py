@@ -10,7 +10,7 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_co
 from specdec.draft_heads.llama.kv_scheme import is_kv_scale
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.weight_files import read_tensors
-from specdec.models.gguf_file import GgufFile, is_gguf
+from specdec.gguf.file import GgufFile, is_gguf
 from specdec.models.quantization_config import QuantizationConfig, with_plain_weights
 from specdec.models.quantized_weights import quantized_tensors
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_object
-from specdec.models.gguf_file import GgufFile, is_gguf
+from specdec.gguf.file import GgufFile, is_gguf
 
 logger = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from specdec.core.json_schema.gbnf import grammar_text
-from specdec.core.json_schema.schema import SchemaError
-from specdec.core.json_schema.schema_grammar import schema_grammar
-from specdec.core.json_schema.text_trees import text_tree
 from specdec.core.structured_outputs import StructuredOutputsParams
+from specdec.json_schema.gbnf import grammar_text
+from specdec.json_schema.schema import SchemaError
+from specdec.json_schema.schema_grammar import schema_grammar
+from specdec.json_schema.text_trees import text_tree
 from specdec.kernels.types.settings import ParameterError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line
 from specdec.draft_heads.llama.unreadable_files import missing_path, nearest_path_hint
 from specdec.draft_heads.llama.weight_files import FOREIGN, INDEX, WEIGHTS, has_weights, shard_names
-from specdec.models.gguf_file import is_gguf
+from specdec.gguf.file import is_gguf
 
 logger = logging.getLogger(__name__)
 

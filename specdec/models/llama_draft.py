@@ -17,10 +17,10 @@ from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, Mixer
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.draft_heads.llama.weight_files import read_tensors
+from specdec.gguf.file import is_gguf
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.fused import HeadWeights
 from specdec.kernels.types.product import Product
-from specdec.models.gguf_file import is_gguf
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.models.tokenizer import check_same_vocabulary
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, models
 
-from specdec.core.token_texts import BYTE_CHARACTERS
+from specdec.text.token_texts import BYTE_CHARACTERS
 
 # Bytes that occur in UTF-8.
 _UTF8 = frozenset((*range(0xC0), *range(0xC2, 0xF5)))

@@ -13,14 +13,14 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerBase
 
 from specdec.core.chat_content import template_messages
-from specdec.core.text_stream import REPLACEMENT, TextStream
-from specdec.core.token_texts import TokenTexts
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line, read_object
+from specdec.gguf.file import GgufFile, is_gguf
+from specdec.gguf.tokenizer import load_gguf_tokenizer
 from specdec.models.checkpoint import check_tokenizer, has_tokenizer
 from specdec.models.content_formats import ContentFormats
-from specdec.models.gguf_file import GgufFile, is_gguf
-from specdec.models.gguf_tokenizer import load_gguf_tokenizer
 from specdec.models.token_length import longest_token
+from specdec.text.text_stream import REPLACEMENT, TextStream
+from specdec.text.token_texts import TokenTexts
 
 if TYPE_CHECKING:
     # Loaded with the first structured request.

@@ -8,7 +8,6 @@ from msgspec import UnsetType
 from specdec.core.outputs import CompletionOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.step_report import StepReporter
-from specdec.core.stop_strings import StopStrings
 from specdec.models.tokenizer import Tokenizer
 from specdec.openai.answer_settings import MetricsChoice
 from specdec.openai.errors import ApiError
@@ -16,6 +15,7 @@ from specdec.openai.sampling_fields import SamplingFields
 from specdec.openai.speculation_replies import SglExt, SpeculationMetrics, request_metrics, sglext
 from specdec.openai.token_places import TokenPlaces
 from specdec.openai.tool_parsers import ToolParser
+from specdec.text.stop_strings import StopStrings
 
 
 @dataclass(frozen=True)

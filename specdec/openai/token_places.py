@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from specdec.core.logprobs import with_text
 from specdec.core.outputs import Logprob
-from specdec.core.text_stream import TextStream
 from specdec.models.tokenizer import Tokenizer
+from specdec.text.text_stream import TextStream
 
 
 class TokenPlace(NamedTuple):

@@ -16,7 +16,7 @@ from specdec.models.llama import load_llama
 from specdec.models.tokenizer import Tokenizer
 from tests.kernel_sets import TORCH
 from tests.specdec.chunked_pass import CPU
-from tests.specdec.gguf_writing import random_model, write_gguf
+from tests.specdec.gguf.gguf_writing import random_model, write_gguf
 
 pytestmark = pytest.mark.slow
 

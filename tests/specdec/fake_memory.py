@@ -6,9 +6,9 @@ from typing import Any
 from specdec.cache.block_moves import BlockMove, MoveKind
 from specdec.cache.kv_cache import BlockTransfers, runs_of
 from specdec.cache.kv_cache_manager import KVCacheManager
-from specdec.core.detokenizer import Detokenizer
 from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams
+from specdec.text.detokenizer import Detokenizer
 from specdec.verify.sampling import Sampling
 
 SIZE = 4

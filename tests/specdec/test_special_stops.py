@@ -3,9 +3,9 @@
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.core.detokenizer import Detokenizer
 from specdec.core.step_report import StepReporter
-from specdec.core.stop_strings import special_in_stops
+from specdec.text.detokenizer import Detokenizer
+from specdec.text.stop_strings import special_in_stops
 from tests.specdec.metaspace_llama import TOKENIZER, ids, save_metaspace
 
 END, IM_END, THINK = ids("</s>", "<|im_end|>", "<think>")

@@ -14,7 +14,7 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from specdec.core.text_stream import TextStream
+from specdec.text.text_stream import TextStream
 
 Message = dict[str, str]
 Span = tuple[int, int]

@@ -11,7 +11,8 @@ from specdec.cli.compared_batches import measure_in_turns
 from specdec.cli.render import summary
 from specdec.cli.timed_batch import TimedAnswer, TimedBatch
 from specdec.core.engine_stats import DraftOutlook
-from specdec.core.outputs import CompletionOutput, Segment, SpeculationStats, Step
+from specdec.core.outputs import CompletionOutput, SpeculationStats, Step
+from specdec.text.segment import Segment
 
 DRAFTED: Any = "with drafts"
 PLAIN: Any = "without"

@@ -19,8 +19,8 @@ Run = Callable[..., tuple[object, str]]
 @pytest.fixture(params=["latin-1", "ascii", "cp1251"])
 def run(request: pytest.FixtureRequest, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A command on the tiny model, whose tokens are all snowmen; returns its exit code and its output."""
-    monkeypatch.setattr("specdec.core.text_stream.TextStream.step", lambda *_: "\N{SNOWMAN}")
-    monkeypatch.setattr("specdec.core.token_texts.TokenTexts.name", lambda *_: "\N{SNOWMAN}")
+    monkeypatch.setattr("specdec.text.text_stream.TextStream.step", lambda *_: "\N{SNOWMAN}")
+    monkeypatch.setattr("specdec.text.token_texts.TokenTexts.name", lambda *_: "\N{SNOWMAN}")
     for name in ("SPECDEC_MODEL", "SPECDEC_DRAFT", "SPECDEC_LOG_LEVEL", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
 

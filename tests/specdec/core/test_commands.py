@@ -32,8 +32,9 @@ from specdec.core.commands import (
 )
 from specdec.core.engine_stats import EngineStats
 from specdec.core.errors import QueueFullError
-from specdec.core.outputs import Logprob, Segment, SpeculationStats, Step
+from specdec.core.outputs import Logprob, SpeculationStats, Step
 from specdec.kernels.types.settings import ParameterError
+from specdec.text.segment import Segment
 from tests.specdec.world import World
 
 TEXT, WHOLE = st.text(max_size=5), st.integers(-(2**63), 2**63 - 1)

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec import LLM, BeamSearchParams, SamplingParams
-from specdec.core.detokenizer import Detokenizer
 from specdec.core.request import Request
 from specdec.engine import request_ring
 from specdec.engine.request_ring import LONGEST, Kept, RequestRing, RingFolder
+from specdec.text.detokenizer import Detokenizer
 from specdec.train_eagle.data.prepared_data import PreparedData
 from specdec.verify.sampling import Sampling
 from tests.specdec.world import World

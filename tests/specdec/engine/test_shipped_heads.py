@@ -14,7 +14,7 @@ from specdec.building.resolved_config import Sources, resolved_config
 from specdec.building.shipped_heads import HEADS, shipped_head
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from tests.fakes import edit_json, save_random_head
-from tests.specdec.gguf_writing import TOKENS, random_model, write_gguf
+from tests.specdec.gguf.gguf_writing import TOKENS, random_model, write_gguf
 from tests.specdec.tiny_checkpoints import Tiny
 
 NAME = "Maker/Small-1M-Instruct"

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from specdec.core.token_texts import BYTE_CHARACTERS
 from specdec.models.token_length import longest_token
+from specdec.text.token_texts import BYTE_CHARACTERS
 
 # Pairs that compose to one character, jamo that compose to one syllable, blanks, and characters outside vocabularies.
 TEXTS = st.text("ab e\u0301\u0323\u0304\u1112\u1161\u11ab\ufb03\u00e9\u4e2d\U0001f600\n<", max_size=60)

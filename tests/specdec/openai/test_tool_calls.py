@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 
-from specdec.core.outputs import CompletionOutput, RequestOutput, Segment
+from specdec.core.outputs import CompletionOutput, RequestOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.models.tokenizer import Tokenizer
 from specdec.openai.chat_answer import ChatAnswer
@@ -25,6 +25,7 @@ from specdec.openai.responses_request import ResponsesRequest
 from specdec.openai.served_model import ServedModel
 from specdec.openai.tool_call_reader import CallArguments, CallStart
 from specdec.openai.tool_parsers import HermesParser, LlamaParser, PlainText, ToolParser, parser_for
+from specdec.text.segment import Segment
 from tests.fakes import edit_json
 from tests.profiles import num_cases
 from tests.specdec.tiny_checkpoints import save_tiny

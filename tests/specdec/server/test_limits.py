@@ -10,8 +10,8 @@ import pytest
 
 from specdec.async_engine.text_lanes import LONG_TEXT
 from specdec.core.commands import Add
-from specdec.core.detokenizer import Detokenizer
 from specdec.models.tokenizer import Tokenizer
+from specdec.text.detokenizer import Detokenizer
 from tests.specdec.server.raw_client import post
 from tests.specdec.server.running import PATIENCE, Served
 

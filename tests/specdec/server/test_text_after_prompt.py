@@ -8,7 +8,7 @@ import pytest
 
 from specdec import LLM
 from specdec.async_engine.async_llm import AsyncLLM
-from specdec.core.text_stream import REPLACEMENT
+from specdec.text.text_stream import REPLACEMENT
 from tests.specdec.metaspace_llama import VOCAB, WORD_IDS, byte_ids, ids, save_metaspace
 from tests.specdec.server.running import Served, engine_in_thread
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from specdec.core.json_schema.keywords import FORMATS, TYPES
+from specdec.json_schema.keywords import FORMATS, TYPES
 
 Schema = dict[str, Any] | bool
 

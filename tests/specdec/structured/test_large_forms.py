@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec import StructuredOutputsParams
-from specdec.core.json_schema.gbnf import grammar_text
-from specdec.core.json_schema.schema_grammar import schema_grammar
-from specdec.core.json_schema.text_trees import text_tree
+from specdec.json_schema.gbnf import grammar_text
+from specdec.json_schema.schema_grammar import schema_grammar
+from specdec.json_schema.text_trees import text_tree
 from tests.specdec.structured.byte_grammars import accepts, compiled, compiler
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from specdec import LLM, BeamSearchParams, RequestOutputKind, SamplingParams, Speculation, StructuredOutputsParams
-from specdec.core.detokenizer import Detokenizer
 from specdec.core.foreign_sampling import FOREIGN_SAMPLING
+from specdec.text.detokenizer import Detokenizer
 
 pytestmark = pytest.mark.slow
 

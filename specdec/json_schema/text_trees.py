@@ -7,7 +7,7 @@ request looks at all of them.
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 
-from specdec.core.json_schema.gbnf import EMPTY, Alt, Node, Text, seq
+from specdec.json_schema.gbnf import EMPTY, Alt, Node, Text, seq
 
 # Most branches from the root to a leaf; below it the texts are a list of alternatives.
 _DEEPEST = 40

@@ -8,9 +8,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
-from specdec.models.gguf_file import GgufFile
-from specdec.models.gguf_splits import NO_NAME, PLAIN_TEXT, SPLITS, Split
-from specdec.models.gguf_vocabulary import BYTE_LEVEL, PREFIX, SENTENCEPIECE, GgufVocabulary
+from specdec.gguf.file import GgufFile
+from specdec.gguf.splits import NO_NAME, PLAIN_TEXT, SPLITS, Split
+from specdec.gguf.vocabulary import BYTE_LEVEL, PREFIX, SENTENCEPIECE, GgufVocabulary
 
 logger = logging.getLogger(__name__)
 

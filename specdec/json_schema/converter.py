@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from specdec.core.json_schema.bounds import number_bounds
-from specdec.core.json_schema.characters import ANY, any_character, complement, in_json, json_text
-from specdec.core.json_schema.gbnf import (
+from specdec.json_schema.bounds import number_bounds
+from specdec.json_schema.characters import ANY, any_character, complement, in_json, json_text
+from specdec.json_schema.gbnf import (
     EMPTY,
     NEVER,
     Alt,
@@ -22,13 +22,13 @@ from specdec.core.json_schema.gbnf import (
     seq,
     written,
 )
-from specdec.core.json_schema.keywords import CONSTRAINTS, FORMATS, INFERRED, TYPES
-from specdec.core.json_schema.numbers import MOST_LISTED, NUMBER, WHOLE, Bounds, multiples, numbers, whole_numbers
-from specdec.core.json_schema.patterns import pattern_grammar, whole_pattern_grammar
-from specdec.core.json_schema.property_chains import PropertyChain
-from specdec.core.json_schema.schema import Schema, SchemaError, declared_types, shared_types
-from specdec.core.json_schema.text_trees import text_tree
-from specdec.core.json_schema.values import Values, check_patterns, is_type
+from specdec.json_schema.keywords import CONSTRAINTS, FORMATS, INFERRED, TYPES
+from specdec.json_schema.numbers import MOST_LISTED, NUMBER, WHOLE, Bounds, multiples, numbers, whole_numbers
+from specdec.json_schema.patterns import pattern_grammar, whole_pattern_grammar
+from specdec.json_schema.property_chains import PropertyChain
+from specdec.json_schema.schema import Schema, SchemaError, declared_types, shared_types
+from specdec.json_schema.text_trees import text_tree
+from specdec.json_schema.values import Values, check_patterns, is_type
 
 # Rules of one object whose properties are counted.
 MOST_COUNTED = 10_000

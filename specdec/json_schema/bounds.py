@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from specdec.core.json_schema.numbers import MOST_DIGITS, Bounds
-from specdec.core.json_schema.schema import SchemaError, is_whole
+from specdec.json_schema.numbers import MOST_DIGITS, Bounds
+from specdec.json_schema.schema import SchemaError, is_whole
 
 
 def number_bounds(schema: Mapping[str, Any], place: str) -> tuple[Bounds, int]:

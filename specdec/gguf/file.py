@@ -13,12 +13,12 @@ from torch import Tensor
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context
 from specdec.draft_heads.llama.unreadable_files import missing_path
+from specdec.gguf.blocks import READERS
+from specdec.gguf.container import GgufTensor, read_container
+from specdec.gguf.rope import ROPE_FACTORS, check_rotated, rope_scaling
+from specdec.gguf.vocabulary import GgufVocabulary
 from specdec.kernels.types.quantized_tensor import QuantizedTensor
 from specdec.kernels.types.threads import in_threads
-from specdec.models.gguf_blocks import READERS
-from specdec.models.gguf_container import GgufTensor, read_container
-from specdec.models.gguf_rope import ROPE_FACTORS, check_rotated, rope_scaling
-from specdec.models.gguf_vocabulary import GgufVocabulary
 
 # llama.cpp stores the rows of a Llama's queries and keys in another order, and the others' as they are.
 ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}

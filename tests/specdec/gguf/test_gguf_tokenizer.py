@@ -20,14 +20,14 @@ from tokenizers import models
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
-from specdec.models import gguf_file
+from specdec.gguf import file as file_module
+from specdec.gguf.splits import PLAIN_TEXT, SPLITS
+from specdec.gguf.tokenizer import WITHOUT_EFFECT, pieces_of
+from specdec.gguf.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from specdec.models.checkpoint import read_settings
 from specdec.models.generation_config import GenerationConfig
-from specdec.models.gguf_splits import PLAIN_TEXT, SPLITS
-from specdec.models.gguf_tokenizer import WITHOUT_EFFECT, pieces_of
-from specdec.models.gguf_vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from specdec.models.tokenizer import Tokenizer
-from tests.specdec.gguf_writing import random_model, write_gguf
+from tests.specdec.gguf.gguf_writing import random_model, write_gguf
 
 RECORDED = json.loads(Path(__file__).with_name("llama_cpp_splits.json").read_text(encoding="utf-8"))
 ALPHABET = list(bytes_to_unicode().values())
@@ -303,11 +303,11 @@ def test_pairs_of_the_best_score_are_merged_first(
 
 def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, reads = write_gguf(tmp_path / "model.gguf", random_model("llama")), []
-    read = gguf_file.read_container
-    monkeypatch.setattr(gguf_file, "read_container", lambda path: reads.append(path) or read(path))
+    read = file_module.read_container
+    monkeypatch.setattr(file_module, "read_container", lambda path: reads.append(path) or read(path))
     monkeypatch.setattr(gguf.GGUFReader, "__init__", None)
     read_settings(file)
     Tokenizer(file)
     GenerationConfig.read(file)
-    gguf_file.GgufFile.open(file).weights(torch.float32)
+    file_module.GgufFile.open(file).weights(torch.float32)
     assert reads == [file]

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from specdec.core.json_schema.gbnf import Alt, Chars, Node, Text, alt, chars, seq
+from specdec.json_schema.gbnf import Alt, Chars, Node, Text, alt, chars, seq
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from specdec.core.json_schema.keywords import FINITE, FORMATS
-from specdec.core.json_schema.patterns import literal_start
-from specdec.core.json_schema.schema import Schema, SchemaError, declared_types, is_number, is_whole
+from specdec.json_schema.keywords import FINITE, FORMATS
+from specdec.json_schema.patterns import literal_start
+from specdec.json_schema.schema import Schema, SchemaError, declared_types, is_number, is_whole
 
 
 def same(one: Any, other: Any) -> bool:

@@ -14,11 +14,11 @@ from specdec import LLM, SamplingParams
 from specdec.cli.app import main
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.rope import RopeConfig
-from specdec.models import gguf_file
+from specdec.gguf import file as file_module
 from specdec.models.llama import load_llama, read_llama_config
 from specdec.models.tokenizer import Tokenizer
 from tests.kernel_sets import TORCH
-from tests.specdec.gguf_writing import TOKENS, random_model, write_gguf
+from tests.specdec.gguf.gguf_writing import TOKENS, random_model, write_gguf
 
 CPU = torch.device("cpu")
 TEXT = "hello 123, it's ünïcode\n"
@@ -221,7 +221,7 @@ def test_files_that_are_none_are_told_in_one_line(tmp_path: Path, monkeypatch: p
         LLM(absent)
     with pytest.raises(CheckpointError, match=r"broken.gguf: not a GGUF file that can be read: .+"):
         LLM(broken)
-    monkeypatch.setattr(gguf_file, "find_spec", lambda _: None)
+    monkeypatch.setattr(file_module, "find_spec", lambda _: None)
     with pytest.raises(CheckpointError, match=r"needs a package; run: pip install 'specdec\[gguf\]'$"):
         LLM(broken)
 

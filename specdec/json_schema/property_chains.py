@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from specdec.core.json_schema.characters import json_text
-from specdec.core.json_schema.gbnf import Alt, Node, Seq, Text, alt, seq
-from specdec.core.json_schema.text_trees import continued_texts
+from specdec.json_schema.characters import json_text
+from specdec.json_schema.gbnf import Alt, Node, Seq, Text, alt, seq
+from specdec.json_schema.text_trees import continued_texts
 
 # Properties up to which a part of an object has no rule of its own.
 _SMALL = 4

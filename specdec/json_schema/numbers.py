@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 from typing import NamedTuple
 
-from specdec.core.json_schema.gbnf import EMPTY, Alt, Chars, Node, Repeat, Rule, Text, alt, optional, seq
+from specdec.json_schema.gbnf import EMPTY, Alt, Chars, Node, Repeat, Rule, Text, alt, optional, seq
 
 DIGIT = Chars(((48, 57),))
 POSITIVE = seq(Chars(((49, 57),)), Repeat(DIGIT, 0, None))

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from specdec.core.detokenizer import Detokenizer
-from specdec.core.text_stream import REPLACEMENT
-from tests.specdec.core.byte_level import ALPHABET, BYTES, MERGED, PIECES, byte_tokenizer
+from specdec.text.detokenizer import Detokenizer
+from specdec.text.text_stream import REPLACEMENT
+from tests.specdec.text.byte_level import ALPHABET, BYTES, MERGED, PIECES, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 # Of letters, with one special token behind them, whose id this is.

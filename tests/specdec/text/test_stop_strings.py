@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.core.detokenizer import Detokenizer
-from specdec.core.stop_strings import StopMatch, StopSearch
-from tests.specdec.core.byte_level import byte_tokenizer
+from specdec.text.detokenizer import Detokenizer
+from specdec.text.stop_strings import StopMatch, StopSearch
+from tests.specdec.text.byte_level import byte_tokenizer
 
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=8)
 PIECES = st.lists(st.tuples(st.text("ab", min_size=1, max_size=4), st.booleans()), max_size=12)

@@ -5,10 +5,10 @@ from functools import cached_property
 
 from tokenizers import Tokenizer
 
-from specdec.core.outputs import Segment
-from specdec.core.stop_strings import StopMatch, StopSearch, stop_tokens
-from specdec.core.text_stream import TextStream
-from specdec.core.token_texts import TokenTexts
+from specdec.text.segment import Segment
+from specdec.text.stop_strings import StopMatch, StopSearch, stop_tokens
+from specdec.text.text_stream import TextStream
+from specdec.text.token_texts import TokenTexts
 
 _NONE: Mapping[int, str] = {}
 

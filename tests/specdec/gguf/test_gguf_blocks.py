@@ -14,13 +14,13 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor, nn
 
 from specdec import LLM, SamplingParams
+from specdec.gguf.blocks import READERS
+from specdec.gguf.file import GgufFile
 from specdec.kernels.native.library import library_file
 from specdec.kernels.types.quantized_tensor import QuantizedTensor
-from specdec.models.gguf_blocks import READERS
-from specdec.models.gguf_file import GgufFile
 from tests.fakes import save_random_head
 from tests.quantized_rows import gguf_blocks
-from tests.specdec.gguf_writing import TOKENS, random_model, write_gguf
+from tests.specdec.gguf.gguf_writing import TOKENS, random_model, write_gguf
 
 pytestmark = pytest.mark.slow
 
@@ -126,7 +126,7 @@ def test_types_that_are_not_computed_as_stored_are_dequantised(tmp_path: Path) -
 def test_loading_imports_nothing_that_it_does_not_need(files: dict[str, Path]) -> None:
     """The first operation on a subclass in torch's dispatcher imports them, which takes 0.7 s."""
     code = (
-        "import sys; from specdec import LLM; from specdec.models.gguf_file import GgufFile\n"
+        "import sys; from specdec import LLM; from specdec.gguf.file import GgufFile\n"
         "LLM(sys.argv[1], kv_cache_memory=1 << 20, adaptive_drafts=False, prefill_stretch=0)\n"
         "sys.exit(', '.join({'torch.distributed.tensor', 'sympy'} & set(sys.modules)) or 0)"
     )

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from specdec.core.json_schema.converter import Converter
-from specdec.core.json_schema.gbnf import Node, grammar_text, matches_text
-from specdec.core.json_schema.keywords import TYPES
-from specdec.core.json_schema.schema import SchemaError
+from specdec.json_schema.converter import Converter
+from specdec.json_schema.gbnf import Node, grammar_text, matches_text
+from specdec.json_schema.keywords import TYPES
+from specdec.json_schema.schema import SchemaError
 
 
 def schema_grammar(schema: Mapping[str, Any], *, in_one_line: bool) -> str:

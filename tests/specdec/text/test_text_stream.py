@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from specdec.core.detokenizer import Detokenizer
-from specdec.core.text_stream import REPLACEMENT, TextStream
-from specdec.core.token_texts import TokenTexts
-from tests.specdec.core.byte_level import MERGED, PIECES, spelled
+from specdec.text.detokenizer import Detokenizer
+from specdec.text.text_stream import REPLACEMENT, TextStream
+from specdec.text.token_texts import TokenTexts
 from tests.specdec.metaspace_llama import TOKENIZER, WORD_IDS, byte_ids, ids
+from tests.specdec.text.byte_level import MERGED, PIECES, spelled
 
 WORDPIECE = Tokenizer(
     models.WordPiece({"[UNK]": 0, "[SEP]": 1, "the": 2, "cat": 3, "##s": 4, ",": 5}, unk_token="[UNK]")

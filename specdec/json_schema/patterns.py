@@ -8,8 +8,8 @@ import re
 from functools import cache
 from typing import NamedTuple, TypeAlias
 
-from specdec.core.json_schema.characters import ANY, LAST, Ranges, complement, in_json, union
-from specdec.core.json_schema.gbnf import EMPTY, Alt, Node, Repeat, Seq
+from specdec.json_schema.characters import ANY, LAST, Ranges, complement, in_json, union
+from specdec.json_schema.gbnf import EMPTY, Alt, Node, Repeat, Seq
 
 _ASCII_DIGITS: Ranges = ((48, 57),)
 _ASCII_WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))

@@ -22,7 +22,7 @@ VALUES = {
 TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
 
 # Keywords that constrain values of one type, and that type. They are followed, alone and beside each other, but for
-# `BESIDE` below and what their place in `specdec.core.json_schema.converter` refuses.
+# `BESIDE` below and what their place in `specdec.json_schema.converter` refuses.
 CONSTRAINTS = {
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), "number"),
     **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), "string"),

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any
 from urllib.parse import unquote
 
-from specdec.core.json_schema.keywords import APPLICATORS, BESIDE, CONSTRAINTS, FINITE, FORMATS, REFUSED, TYPES, VALUES
+from specdec.json_schema.keywords import APPLICATORS, BESIDE, CONSTRAINTS, FINITE, FORMATS, REFUSED, TYPES, VALUES
 
 
 class SchemaError(ValueError):
@@ -27,7 +27,7 @@ class Schema:
     """A JSON schema, checked.
 
     Raises:
-        SchemaError: see `specdec.core.json_schema.keywords`.
+        SchemaError: see `specdec.json_schema.keywords`.
     """
 
     def __init__(self, root: Mapping[str, Any]) -> None:

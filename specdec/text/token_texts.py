@@ -5,7 +5,7 @@ from functools import cached_property
 
 from tokenizers import Tokenizer
 
-from specdec.core.text_stream import REPLACEMENT
+from specdec.text.text_stream import REPLACEMENT
 
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
