@@ -70,7 +70,7 @@ def main() -> None:
         "fixed trees": {"draft": args.draft, "adaptive_drafts": False},
         "adaptive trees": {"draft": args.draft},
     }
-    llms = {name: LLM(args.model, draft=None, kernels="native", **settings) for name, settings in modes.items()}
+    llms = {name: LLM(args.model, kernels="native", **settings) for name, settings in modes.items()}
     prompts = [llms["plain"].chat_prompt(messages) for messages in read_prompts("gsm8k-eval")]
     params = SamplingParams(temperature=0, max_tokens=args.max_tokens, ignore_eos=True)
     clock = StepClock()
