@@ -3,8 +3,9 @@
     python -m benchmarks.before_after --before TREE [--model FOLDER --draft FOLDER]
 
 With one process and with two tensor-parallel ranks, plain and with a draft head. Each tree's engine is a process of its
-own; they answer in turn, round after round, and the other one waits meanwhile. The figures to read are the ratios of
-this tree to the other: medians over the rounds.
+own; they answer in turn, round after round, and the other one waits meanwhile. Two processes of one tree differ by
+several percent, as what an engine measures at its start decides its trees; so both begin anew several times. The
+figures to read are the ratios of this tree to the other: medians over all rounds.
 """
 
 import argparse
@@ -76,20 +77,26 @@ class Engine:
         self._process.wait()
 
 
-def compare(trees: dict[str, Path], settings: dict[str, Any], rounds: int) -> dict[str, Any]:
+def compare(trees: dict[str, Path], settings: dict[str, Any], starts: int, rounds: int) -> dict[str, Any]:
     """Return medians of both trees, and ratios of the first to the second."""
-    engines = {name: Engine(tree, settings) for name, tree in trees.items()}
-    found: dict[str, dict[int, list[float]]] = {name: {rows: [] for rows in ROWS} for name in engines}
-    for each in range(rounds + 1):
-        for rows in ROWS:
-            # Each goes first as often as second.
-            for name in sorted(engines, reverse=bool(each % 2)):
-                speed = engines[name].run(rows)
-                # The first round warms up.
-                if each:
-                    found[name][rows].append(speed)
-    for engine in engines.values():
-        engine.close()
+    found: dict[str, dict[int, list[float]]] = {name: {rows: [] for rows in ROWS} for name in trees}
+    seconds, peaks = ({name: list[float]() for name in trees} for _ in range(2))
+    for start in range(starts):
+        engines = {}
+        # Each goes first as often as second.
+        for name in sorted(trees, reverse=bool(start % 2)):
+            engines[name] = Engine(trees[name], settings)
+            seconds[name].append(engines[name].seconds)
+            peaks[name].append(engines[name].peak)
+        for each in range(rounds + 1):
+            for rows in ROWS:
+                for name in sorted(engines, reverse=bool((start + each) % 2)):
+                    speed = engines[name].run(rows)
+                    # The first round warms up.
+                    if each:
+                        found[name][rows].append(speed)
+        for engine in engines.values():
+            engine.close()
     now, before = trees
     speeds = {name: {rows: round(median(own[rows]), 1) for rows in ROWS} for name, own in found.items()}
     ratios = {
@@ -100,8 +107,8 @@ def compare(trees: dict[str, Path], settings: dict[str, Any], rounds: int) -> di
         "settings": settings,
         "ratios": ratios,
         "tokens_per_second": speeds,
-        "seconds_to_start": {name: round(engine.seconds, 2) for name, engine in engines.items()},
-        "peak_mib": {name: round(engine.peak) for name, engine in engines.items()},
+        "seconds_to_start": {name: round(median(own), 2) for name, own in seconds.items()},
+        "peak_mib": {name: round(median(own)) for name, own in peaks.items()},
     }
 
 
@@ -110,7 +117,8 @@ def main() -> None:
     parser.add_argument("--before", type=Path, required=True, help="a tree of this repository, with its library built")
     parser.add_argument("--model", help="the target; the demo model if it is left out")
     parser.add_argument("--draft", default="eagle", help="the draft head")
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--starts", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=3, help="of each start")
     args = parser.parse_args()
     trees = {"now": Path(__file__).parents[1], "before": args.before.resolve()}
     runs: list[dict[str, Any]] = []
@@ -118,12 +126,14 @@ def main() -> None:
     for ranks in (1, 2):
         for draft in (None, args.draft):
             settings = {"model": args.model, "draft": draft, "max_num_seqs": max(ROWS), "tensor_parallel_size": ranks}
-            runs.append(compare(trees, settings, args.rounds))
+            runs.append(compare(trees, settings, args.starts, args.rounds))
             own = runs[-1]
             pairs = [f"{own[name]['now']} / {own[name]['before']}" for name in ("seconds_to_start", "peak_mib")]
             table.add_row(str(ranks), draft or "none", *map(str, own["ratios"].values()), *pairs)
     Console().print(table)
-    write("before_after", {"rounds": args.rounds, "tokens": TOKENS, "prompt": PROMPT, "runs": runs})
+    write(
+        "before_after", {"starts": args.starts, "rounds": args.rounds, "tokens": TOKENS, "prompt": PROMPT, "runs": runs}
+    )
 
 
 if __name__ == "__main__":
