@@ -9,7 +9,7 @@ with plain decoding, of which a step has one row, and the same prompt, which is 
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,6 +23,7 @@ from specdec import LLM, SamplingParams
 from specdec.config import DEMO
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.tree import TreeRow
+from specdec.kernels.types.upload import Packet
 
 PROMPT = "I would like to find a cheap restaurant in the centre of town. The assistant asks about"
 WORDS = (" the", " a", " your", " my", " this")
@@ -46,12 +47,12 @@ class Passes:
     def __init__(self, llm: LLM) -> None:
         self.rows: list[int] = []
         runner = llm.engine.worker.runner
-        self._forward: Callable[[Sequence[TreeRow], DraftTrees], Tensor] = runner.forward
+        self._forward = runner.forward
         runner.forward = self._count  # type: ignore[method-assign]
 
-    def _count(self, parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
+    def _count(self, parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet | None = None) -> Tensor:
         self.rows.append(sum(len(part.tokens) for part in parts) + sum(trees.sizes))
-        return self._forward(parts, trees)
+        return self._forward(parts, trees, packet)
 
 
 def timed(llm: LLM, prompt: list[int], params: SamplingParams) -> float:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from benchmarks.report import parse_shape, read_prompts, write
 from specdec import LLM, SamplingParams
-from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.draft_trees import DraftTrees, PreparedWalk
 from specdec.kernels.types.types import Acceptance
+from specdec.kernels.types.upload import Packet
 from specdec.verify.noise import gumbel
 from specdec.verify.sampling import Context
 from specdec.verify.verifier import Verifier
@@ -38,11 +39,18 @@ class TimedVerifier:
     def __init__(self, verifier: Verifier) -> None:
         self.verifier, self.seconds = verifier, 0.0
 
-    def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
+    def prepare(self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet) -> PreparedWalk:
         start = time.perf_counter()
-        acceptances = self.verifier.verify(trees, contexts, logits)
+        walk = self.verifier.prepare(trees, contexts, packet)
         self.seconds += time.perf_counter() - start
-        return acceptances
+
+        def timed(logits: Tensor) -> list[Acceptance]:
+            start = time.perf_counter()
+            acceptances = walk(logits)
+            self.seconds += time.perf_counter() - start
+            return acceptances
+
+        return timed
 
 
 def main() -> None:

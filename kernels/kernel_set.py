@@ -27,7 +27,7 @@ from specdec.kernels.reference.projection import Projection
 from specdec.kernels.reference.sampling import HostSampling
 from specdec.kernels.triton.walks import DeviceWalks
 from specdec.kernels.types.adapters import GroupedLoRA
-from specdec.kernels.types.draft_trees import Walks
+from specdec.kernels.types.draft_trees import Walks, at_once
 from specdec.kernels.types.fused import FusedPasses
 from specdec.kernels.types.product import Product
 from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
@@ -170,7 +170,7 @@ def native_kernels(noise: NoiseSource, library: Library, quantization: Quantizat
             block=partial(NativeBlockDrafting, library, noise),
             adapters=partial(NativeAdapters, library),
         ),
-        walks=Walks(walks.coupled_walk, walks.rejection_walk),
+        walks=Walks(at_once(walks.coupled_walk), at_once(walks.rejection_walk)),
         limits=KernelLimits(rounded_group=GROUP if quantization == "q8" else None),
         torch_threads=1,
         rms_norm=operations.rms_norm,

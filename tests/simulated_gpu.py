@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime import interpreter
 
 from tests.profiles import IS_NIGHTLY
+from tests.simulated_counts import Counts, with_counts
 from tests.simulated_graphs import Capture, Launch, SimulatedGraph, tensors_of
 from tests.simulated_memory import Memory, Pool, Workspace, is_product
 from tests.simulated_pinned import SimulatedPinned
@@ -77,6 +78,7 @@ class SimulatedGPU(TorchFunctionMode):
 
     Attributes:
         waits: operations that made the host wait, each with the module that called it.
+        counts: what the host asked of them.
         devices: the GPUs.
         pinned: pinned memory of the host.
     """
@@ -84,6 +86,7 @@ class SimulatedGPU(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[str] = []
+        self.counts = Counts()
         self.devices = [Device(index) for index in range(NUM_GPUS)]
         self._entered: list[Device] = []
         self._capture: Capture | None = None
@@ -115,8 +118,9 @@ class SimulatedGPU(TorchFunctionMode):
         device = self._device_of(name, named, on_gpu)
         goes_up = bool(named)
         others = [leaf for leaf in given if isinstance(leaf, Tensor) and not isinstance(leaf, SimulatedTensor)]
+        is_upload = False
         if name in ("copy_", "to", "__setitem__"):
-            self._note_copy(name, args, kwargs, goes_up=goes_up)
+            is_upload = self._note_copy(name, args, kwargs, goes_up=goes_up)
         elif any(other.ndim for other in others) and not name.endswith("_like"):
             raise RuntimeError(f"{name}: expected all tensors on the same device, found {on_gpu[0].gpu} and cpu")
         if goes_up and name in ("tensor", "as_tensor"):
@@ -132,8 +136,16 @@ class SimulatedGPU(TorchFunctionMode):
             self._multiply(device.streams.current, capture)
         with torch._C.DisableTorchFunction():
             found = func(*plain, **settings)
+            if name == "__setitem__":
+                # It returns nothing, and launches what it writes.
+                if capture is not None:
+                    capture.record(Launch(func, plain, settings, {}))
+                elif not is_upload:
+                    self.counts.add("operation", name)
             if not tensors_of(found):
                 return found
+            if self._capture is None and not is_upload and name not in (*EMPTY, "__get__"):
+                self.counts.add_operation(name, tensors_of(found), [one.raw for one in on_gpu])
             if name == "to" and on_gpu and device.index != on_gpu[0].gpu.index:
                 found = found.clone()
             if comes_down:
@@ -184,6 +196,8 @@ class SimulatedGPU(TorchFunctionMode):
             with torch._C.DisableTorchFunction():
                 return work(*plain, **named)
 
+        self.counts.add("launch")
+
         return self.entered.streams.current.launch(run)
 
     @contextmanager
@@ -213,6 +227,7 @@ class SimulatedGPU(TorchFunctionMode):
                 self._capture = None
         capture.end()
         graph.forget()
+        with_counts(graph, self.counts)
 
     @contextmanager
     def be_current(self, device: torch.device | int) -> Iterator[None]:
@@ -304,11 +319,15 @@ class SimulatedGPU(TorchFunctionMode):
             self.pinned.allocate(found)
         return found
 
-    def _note_copy(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, goes_up: bool) -> None:
-        """Record a copy between host and device that makes the host wait, and refuse it in a capture."""
+    def _note_copy(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, goes_up: bool) -> bool:
+        """Record a copy between host and device that makes the host wait, and refuse it in a capture.
+
+        Returns:
+            Whether it is an upload.
+        """
         source = args[0] if name == "to" else args[-1]
         if not isinstance(source, Tensor):
-            return
+            return False
         up = not isinstance(source, SimulatedTensor) and (goes_up or isinstance(args[0], SimulatedTensor))
         down = isinstance(source, SimulatedTensor) and not isinstance(args[0], SimulatedTensor)
         if up and source.numel() and source.ndim and not (self.pinned.holds(source) and (kwargs.get("non_blocking"))):
@@ -317,6 +336,9 @@ class SimulatedGPU(TorchFunctionMode):
             self.note(f"{name} to the host")
         if up and self._capture is not None and self._capture.is_mine:
             raise AssertionError(f"{name} from the host while a graph is captured")
+        if up:
+            self.counts.add("upload", name)
+        return up
 
     def _waits(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if name == "repeat_interleave":

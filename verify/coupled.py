@@ -7,6 +7,7 @@ from torch import Tensor
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.tree import DraftTree
 from specdec.kernels.types.types import NO_TOKEN, ROOT, Acceptance, NoiseRows
+from specdec.kernels.types.upload import Packet
 
 
 def coupled_walk(
@@ -24,7 +25,10 @@ def coupled_walk(
             noise.
         follow_all: `follow` for each tree, with the tokens emitted after its root and nodes, int64 `[rows + nodes]`.
     """
-    return follow_all(argmax(scores, trees.noise(noise.keys, scores.device)), trees)
+    packet = Packet(scores.device)
+    own = trees.noise(noise.keys, packet)
+    packet.send()
+    return follow_all(argmax(scores, own()), trees)
 
 
 def follow(tree: DraftTree, emitted: Sequence[int]) -> Acceptance:

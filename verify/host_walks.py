@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.sampling import HostSampling, argmax
-from specdec.kernels.types.draft_trees import BatchWalk, DraftTrees
+from specdec.kernels.types.draft_trees import DraftTrees, WalkMaker, at_once
 from specdec.kernels.types.tree import DraftTree
 from specdec.kernels.types.types import NO_TOKEN, Acceptance, NoiseKey, NoiseRows, NoiseSource, Uniforms, Vector
 from specdec.verify.chance import Chance, PhiloxChance
@@ -16,14 +16,14 @@ from specdec.verify.coupled import coupled_walk, follow
 Rule = Callable[[DraftTree, Callable[[int], Vector | None], Chance], Acceptance]
 
 
-def host_coupled_walk(noise: NoiseSource) -> BatchWalk:
+def host_coupled_walk(noise: NoiseSource) -> WalkMaker:
     """Return the coupled rule as an operation of `KernelSet`."""
     sampling = HostSampling(noise)
 
     def walk(scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
         return coupled_walk(sampling.gumbel_argmax, follow_all, scores, trees, noise)
 
-    return walk
+    return at_once(walk)
 
 
 def follow_all(emitted: Tensor, trees: DraftTrees) -> list[Acceptance]:
@@ -36,13 +36,13 @@ def follow_all(emitted: Tensor, trees: DraftTrees) -> list[Acceptance]:
     return acceptances
 
 
-def host_walk(rule: Rule, uniforms: Uniforms) -> BatchWalk:
+def host_walk(rule: Rule, uniforms: Uniforms) -> WalkMaker:
     """Return a rule as an operation of `KernelSet`."""
 
     def walk(scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
         return walk_rows(rule, scores, trees.read(), noise.keys, uniforms)
 
-    return walk
+    return at_once(walk)
 
 
 def walk_rows(

@@ -1,6 +1,7 @@
 """Processing of logits to the distribution that is sampled from; drafters have other forms, which tests hold to it."""
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.upload import upload
 from specdec.verify.grammar_state import GrammarState
-from specdec.verify.sampling import Context
+from specdec.verify.sampling import Context, Sampling
 
 
 class NodeRows(NamedTuple):
@@ -56,8 +57,13 @@ def processed_logits(logits: Tensor, parts: Sequence[NodeRows], kernels: KernelS
         start += part.num_rows
         if sampling.edits:
             _edit(rows, part)
-        if not sampling.is_greedy and sampling.temperature != 1:
-            rows /= sampling.temperature
+    start = 0
+    # One operation for neighbours of one temperature.
+    for divisor, same in groupby(zip(samplings, parts, strict=True), lambda pair: _divisor(pair[0])):
+        end = start + sum(part.num_rows for _, part in same)
+        if divisor != 1:
+            scores[start:end].div_(divisor)
+        start = end
     if any(s.filters for s in samplings):
         limits = upload(
             [s.limits for s, part in zip(samplings, parts, strict=True) for _ in range(part.num_rows)],
@@ -66,6 +72,10 @@ def processed_logits(logits: Tensor, parts: Sequence[NodeRows], kernels: KernelS
         )
         kernels.filter_logits(scores, limits)
     return scores
+
+
+def _divisor(sampling: Sampling) -> float:
+    return 1.0 if sampling.is_greedy else sampling.temperature
 
 
 def _edit(scores: Tensor, part: NodeRows) -> None:

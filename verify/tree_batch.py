@@ -1,16 +1,18 @@
 """Chains of known tokens and their draft trees, packed into the ragged rows of one forward pass."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from specdec.kernels.types.device_trees import Completion
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.types.tree import TreeRow, split_words
-from specdec.kernels.types.upload import upload
+from specdec.kernels.types.upload import Packet, PacketLayout
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,30 @@ class TreeBatch:
 
     @staticmethod
     def pack(parts: Sequence[TreeRow], trees: DraftTrees, block_size: int, device: torch.device) -> "TreeBatch":
-        """Pack chains, each with its draft nodes behind it.
+        """Pack chains, each with its draft nodes behind it; see `pack_into`."""
+        packet = Packet(device)
+        packed = TreeBatch.pack_into(packet, parts, trees, block_size)
+        packet.send()
+        return packed.complete()
+
+    @staticmethod
+    def pack_into(
+        packet: Packet,
+        parts: Sequence[TreeRow],
+        trees: DraftTrees,
+        block_size: int,
+        layout: PacketLayout | None = None,
+        least_words: int = 1,
+    ) -> "PackedBatch":
+        """Return what is packed, beside other numbers for the device.
 
         Args:
             trees: under the last tokens of the first chains; the others have none.
+            layout: of `row_layout`, as which the rows are to lie.
+            least_words: words of ancestor bits at least.
         """
         sizes = [*trees.sizes, *[0] * (len(parts) - len(trees.sizes))]
-        words = max(1, ceil_div(max(sizes), WORD_BITS))
+        words = max(least_words, ceil_div(max(sizes), WORD_BITS))
         tokens, positions, slots, visible, node_rows, logit_rows, starts = (list[int]() for _ in range(7))
         ancestors: list[list[int]] = []
         for row, (part, size) in enumerate(zip(parts, sizes, strict=True)):
@@ -61,27 +80,62 @@ class TreeBatch:
             visible += range(part.num_cached + 1, end + 1)
             visible += [end] * size
             logit_rows += range(start + known - part.num_scored, start + known + size)
+        tables = packet.add(pad_block_tables([part.block_table for part in parts]))
+        wanted = packet.add(logit_rows)
+        image = None if layout is None else packet.begin(layout)
+        # In the order of `row_layout`.
+        own_tokens, own_positions, own_slots, own_visible, own_ancestors = map(
+            packet.add, (tokens, positions, slots, visible, ancestors)
+        )
         rows = RaggedRows(
             query_lens=[len(part.tokens) + size for part, size in zip(parts, sizes, strict=True)],
             lengths=[part.num_cached + len(part.tokens) + size for part, size in zip(parts, sizes, strict=True)],
             tree_starts=[part.num_cached + len(part.tokens) for part in parts],
-            block_tables=pad_block_tables([part.block_table for part in parts], device),
-            visible=upload(visible, device),
-            ancestors=upload(ancestors, device),
+            block_tables=tables,
+            visible=own_visible,
+            ancestors=own_ancestors,
             block_size=block_size,
             adapters=[part.adapter for part in parts] if any(part.adapter for part in parts) else (),
         )
         batch = TreeBatch(
-            tokens=upload(tokens, device),
-            positions=upload(positions, device),
-            slots=upload(slots, device),
+            tokens=own_tokens,
+            positions=own_positions,
+            slots=own_slots,
             rows=rows,
-            logit_rows=upload(logit_rows, device),
+            logit_rows=wanted,
             row_starts=tuple(starts),
         )
-        if node_rows:
-            trees.complete(batch.tokens, batch.positions, rows.ancestors, node_rows)
-        return batch
+        return PackedBatch(batch, trees.completion(node_rows, packet) if node_rows else None, image)
+
+
+def row_layout(tokens: int, words: int) -> PacketLayout:
+    """Return how the rows of a batch lie in a packet: tokens, positions, slots, what each sees, and its ancestors."""
+    layout = PacketLayout()
+    for _ in range(4):
+        layout.add(tokens)
+    layout.add(tokens, words)
+    return layout
+
+
+class PackedBatch(NamedTuple):
+    """A batch whose numbers are on their way.
+
+    Attributes:
+        batch: what the host knows of it.
+        completion: see `HostTrees.completion`.
+        image: returns the rows as bytes, as `row_layout` says, once the batch is complete; None if it was not asked
+            for.
+    """
+
+    batch: TreeBatch
+    completion: Completion | None
+    image: Callable[[], Tensor] | None
+
+    def complete(self) -> TreeBatch:
+        """Return the batch, once its packet is sent."""
+        if self.completion is not None:
+            self.completion(self.batch.tokens, self.batch.positions, self.batch.rows.ancestors)
+        return self.batch
 
 
 def slots_of(block_table: Sequence[int], start: int, end: int, block_size: int) -> list[int]:
@@ -89,7 +143,7 @@ def slots_of(block_table: Sequence[int], start: int, end: int, block_size: int) 
     return [block_table[entry // block_size] * block_size + entry % block_size for entry in range(start, end)]
 
 
-def pad_block_tables(tables: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Return block tables as int64 `[requests, longest]`, padded with block 0, which is never read there."""
+def pad_block_tables(tables: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return block tables of one length, padded with block 0, which is never read there."""
     longest = max(len(table) for table in tables)
-    return upload([[*table, *[0] * (longest - len(table))] for table in tables], device)
+    return [[*table, *[0] * (longest - len(table))] for table in tables]

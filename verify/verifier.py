@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.draft_trees import DraftTrees, PreparedWalk
 from specdec.kernels.types.types import Acceptance, NoiseKey, NoiseRows, NoiseSource
+from specdec.kernels.types.upload import Packet
 from specdec.verify.host_walks import host_coupled_walk, host_walk
 from specdec.verify.noise import noise_key
 from specdec.verify.rejection import walk_rejection
@@ -29,20 +30,27 @@ class CoupledVerifier:
         self.kernels = kernels
         self.walk = kernels.walks.coupled or host_coupled_walk(_noise_of(kernels))
 
-    def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
-        """Return the outcome of each row.
+    def prepare(self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet) -> PreparedWalk:
+        """Return what returns the outcome of each row, of logits and once the packet is sent.
+
+        The logits are `[sum of (1 + nodes), vocab]`, per row its root, then its nodes.
 
         Args:
             trees: trees of the sampled rows.
             contexts: the same rows' requests, up to the trees' roots.
-            logits: `[sum of (1 + nodes), vocab]`, per row its root, then its nodes.
+            packet: takes the numbers that the rule needs on the device.
         """
-        scores, keys = logits, noise_keys(contexts)
-        if any(key is not None or context.sampling.edits for key, context in zip(keys, contexts, strict=True)):
+        keys = noise_keys(contexts)
+        walk = self.walk(trees, NoiseRows(keys), packet)
+        if not any(key is not None or context.sampling.edits for key, context in zip(keys, contexts, strict=True)):
+            return walk
+
+        def verify(logits: Tensor) -> list[Acceptance]:
             scores = processed_logits(logits, node_rows(trees, contexts, logits.device), self.kernels)
             # Scores are not to be used after the walk, and the logits are.
-            scores = scores.clone() if scores.data_ptr() == logits.data_ptr() else scores
-        return self.walk(scores, trees, NoiseRows(keys))
+            return walk(scores.clone() if scores.data_ptr() == logits.data_ptr() else scores)
+
+        return verify
 
 
 class RejectionVerifier:
@@ -59,20 +67,30 @@ class RejectionVerifier:
         self.kernels = kernels
         self.walk = kernels.walks.rejection or host_walk(walk_rejection, _noise_of(kernels).uniforms)
 
-    def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
-        """Return the outcome of each row; see `CoupledVerifier.verify`."""
-        scores = logits
-        if any(context.sampling.changes for context in contexts):
-            scores = processed_logits(logits, node_rows(trees, contexts, logits.device), self.kernels)
-        return self.walk(scores, trees, NoiseRows(noise_keys(contexts)))
+    def prepare(self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet) -> PreparedWalk:
+        """See `CoupledVerifier.prepare`."""
+        walk = self.walk(trees, NoiseRows(noise_keys(contexts)), packet)
+        if not any(context.sampling.changes for context in contexts):
+            return walk
+        return lambda logits: walk(processed_logits(logits, node_rows(trees, contexts, logits.device), self.kernels))
 
 
 class Verifier(Protocol):
     """An acceptance rule."""
 
-    def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
-        """Return the outcome of each row; see `CoupledVerifier.verify`."""
+    def prepare(self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet) -> PreparedWalk:
+        """Return what returns the outcome of each row; see `CoupledVerifier.prepare`."""
         ...
+
+
+def verify_at_once(
+    verifier: Verifier, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor
+) -> list[Acceptance]:
+    """Return the outcome of each row of logits that are there; see `CoupledVerifier.prepare`."""
+    packet = Packet(logits.device)
+    prepared = verifier.prepare(trees, contexts, packet)
+    packet.send()
+    return prepared(logits)
 
 
 def verifier_of(rule: Literal["coupled", "rejection"], kernels: KernelSet) -> Verifier:

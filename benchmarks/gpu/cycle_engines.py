@@ -29,6 +29,7 @@ from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.reference.projection import Projection
 from specdec.kernels.types.types import Acceptance
+from specdec.kernels.types.upload import Packet
 from specdec.models.llama import LlamaModel, LlamaWeights
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.text.detokenizer import Detokenizer
@@ -169,13 +170,18 @@ class Forced:
     def __init__(self, verifier: Any) -> None:
         self.verifier, self.accepted = verifier, 0
 
-    def verify(self, trees: Any, contexts: Sequence[Any], logits: Tensor) -> list[Any]:
-        self.verifier.verify(trees, contexts, logits)
-        found = []
-        for tree in trees.read():
-            nodes = [node for node, depth in enumerate(tree.depths) if depth <= self.accepted]
-            found.append(Acceptance(tuple(path_of(tree, nodes[-1])) if nodes else (), 1))
-        return found
+    def prepare(self, trees: Any, contexts: Sequence[Any], packet: Packet) -> Any:
+        walk = self.verifier.prepare(trees, contexts, packet)
+
+        def overruled(logits: Tensor) -> list[Any]:
+            walk(logits)
+            found = []
+            for tree in trees.read():
+                nodes = [node for node, depth in enumerate(tree.depths) if depth <= self.accepted]
+                found.append(Acceptance(tuple(path_of(tree, nodes[-1])) if nodes else (), 1))
+            return found
+
+        return overruled
 
 
 def request_of(chance: random.Random, index: int, sizes: Sizes) -> Request:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specdec.draft_heads.drafting.draft_levels import DraftLevels
+from specdec.draft_heads.drafting.draft_levels import DraftLevels, MakeBounds
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
@@ -26,7 +26,7 @@ from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import WORD_BITS
 from specdec.kernels.types.tree import split_words
 from specdec.kernels.types.types import Candidates, NoiseKey, Stream, TopK
-from specdec.kernels.types.upload import upload
+from specdec.kernels.types.upload import Packet, upload
 from specdec.verify.transforms import NodeRows, processed_logits
 
 
@@ -114,16 +114,19 @@ class BlockDrafter(TreeDrafter[Paths]):
         cache = DraftingCache(self.kv, self.features, self.rope, self.block_size, head.first_entry, self.branching)
         return passes.block(weights, output, self.llama.vocab_size, tokens, self._scorer_rows, cache)
 
-    def _read(self, rows: Sequence[DraftRow]) -> Tensor:
-        """Write the context rows of the tokens to be read; return the embedding of each row's last token."""
-        unread = self._unread(rows)
-        _, slots, positions, features, _ = unread
-        self._adapt(self._reading_rows(rows, unread))
-        rotary = rotary_at(self.rope, positions)
-        for kv, stored in zip(self.kv, self.head.context(features).unbind(1), strict=True):
-            self.kernels.rotary_store(stored.contiguous(), *rotary, kv, slots, 0, None)
-        anchors = upload([row.token_ids[-1] for row in rows], self.kv.device)
-        return anchors[:, None]
+    def _reading(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[], Tensor]:
+        """Return what writes the context rows of the tokens to be read, and returns each row's last token."""
+        _, slots, positions, sources, seeing = self._unread(rows, packet)
+        anchors = packet.add([[row.token_ids[-1]] for row in rows])
+
+        def read() -> Tensor:
+            self._adapt(seeing)
+            rotary, features = rotary_at(self.rope, positions), self.features.index_select(0, sources)
+            for kv, stored in zip(self.kv, self.head.context(features).unbind(1), strict=True):
+                self.kernels.rotary_store(stored.contiguous(), *rotary, kv, slots, 0, None)
+            return anchors
+
+        return read
 
     def _levels(
         self,
@@ -131,11 +134,16 @@ class BlockDrafter(TreeDrafter[Paths]):
         depth: int,
         width: int,
         keys: Sequence[NoiseKey | None],
+        packet: Packet,
+        *,
+        for_graph: bool,
+        bounds: MakeBounds | None,
     ) -> DraftLevels:
         dtype, config = torch.promote_types(self.dtype, torch.float32), self.head.config
         bits = self._bits[0][None, : config.rows_for(depth)]
-        levels = DraftLevels.start(rows, self.block_size, bits, keys, self.first, self.kv.device, dtype)
-        return replace(levels, depth=min(depth, config.num_slots), frontier=width, is_block=True)
+        given, depth = (rows, self.block_size, bits, keys, self.first, dtype, packet), min(depth, config.num_slots)
+        levels = DraftLevels.start(*given, for_graph=for_graph, depth=depth, bounds=bounds)
+        return replace(levels, frontier=width, is_block=True)
 
     def _begin(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow], *, drawn: bool) -> Paths:
         """Run the pass, and choose the candidates of all slots."""

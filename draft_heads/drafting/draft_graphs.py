@@ -8,15 +8,22 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_levels import DraftLevels
-from specdec.draft_heads.drafting.row_sampling import RowSampling
 from specdec.draft_heads.drafting.tree_draw import TreeDraw
-from specdec.draft_heads.drafting.tree_search import TreeSearch
-from specdec.kernels.triton.attention_plan import AttentionGeometry, Plan, chip_of
-from specdec.kernels.triton.plan_buffer import Capture, PlanBuffer, PlanCapacity, fill_plan
+from specdec.draft_heads.drafting.tree_search import SearchedNodes
+from specdec.kernels.triton.attention_plan import (
+    AttentionGeometry,
+    Plan,
+    PlanCapacity,
+    best_height,
+    chip_of,
+    configs_of,
+)
+from specdec.kernels.triton.plan_buffer import Capture, PlanRoom
 from specdec.kernels.triton.tree_attention import plan_of
 from specdec.kernels.types.adapters import AdapterBuffer, fill_adapted
 from specdec.kernels.types.integers import ceil_div, next_power_of_2
-from specdec.kernels.types.types import NoiseColumns, NoiseRows
+from specdec.kernels.types.ragged_rows import RaggedRows
+from specdec.kernels.types.upload import Packet, PacketLayout
 
 Grown = TypeVar("Grown")
 
@@ -63,34 +70,54 @@ class LoopGraphs(Generic[Grown]):
         """Return whether a loop is captured for a batch of `rows` rows."""
         return LoopKey(next_power_of_2(rows), adapted) in self.captured
 
-    def capture(self, capture: Capture, levels: DraftLevels, hidden: Tensor) -> None:
+    def capture(self, capture: Capture, levels: DraftLevels, packet: Packet, read: Callable[[], Tensor]) -> None:
         """Capture the loop for batches of as many rows as these.
 
         Args:
             capture: `CudaGraphs.capture` on a GPU.
             levels: inputs of rows that belong to no request. The first call's are the most.
-            hidden: `[rows, hidden_size]` of these rows.
+            packet: takes the other inputs; it is sent.
+            read: returns `[rows, hidden_size]` of these rows, once it is sent.
         """
         if self._inputs is None:
-            self._inputs = _Inputs(self, levels, hidden)
+            self._inputs = _Inputs(self, levels)
         key = LoopKey(levels.num_rows, levels.adapted is not None)
-        self.captured[key] = _DraftGraph(self, self._inputs, levels, hidden, capture)
+        graph = self.captured[key] = _DraftGraph(self, self._inputs, levels)
+        fill = graph.filling(levels, packet)
+        packet.send()
+        hidden = read()
+        self._inputs.take(hidden)
+        graph.capture(capture, fill, hidden)
 
-    def __call__(self, levels: DraftLevels, hidden: Tensor) -> Grown:
-        """Return the candidates of all rows, valid until the next call.
+    def loop_of(self, levels: DraftLevels, packet: Packet) -> Callable[[Tensor], Grown]:
+        """Return the captured loop, which may run once the packet is sent.
+
+        It takes `[rows, hidden_size]` of the rows that are not padding, and returns the candidates of all rows, valid
+        until the next call.
 
         Args:
             levels: of a padded batch that a graph was captured for, whose rows ask for no more than a temperature and
                 filters.
-            hidden: `[rows, hidden_size]` of the rows that are not padding.
         """
-        return self.captured[LoopKey(levels.num_rows, levels.adapted is not None)](levels, hidden)
+        return self.captured[LoopKey(levels.num_rows, levels.adapted is not None)].loop_of(levels, packet)
 
-    def plans(self, levels: DraftLevels) -> list[Plan]:
-        """Return the attention plans of each level but the last, of each geometry in turn."""
-        # A plan depends on how long rows are, not on what they see.
-        outlines = [levels.outline(level, levels.positions) for level in range(1, levels.num_passes + 1)]
-        return [plan_of(outline, geometry) for geometry in self.geometries for outline in outlines]
+    def rooms(self, levels: DraftLevels) -> list[PlanRoom]:
+        """Return the room of the attention plan of each level but the last, of each geometry in turn."""
+        rooms = []
+        for one in self.geometries:
+            chip = chip_of(levels.tables.device)
+            configs = configs_of(one, chip)
+            # Tiles have one height, as all rows have as many nodes.
+            height = best_height(levels.lengths(1), one.group, configs)
+            tiles = levels.num_rows * ceil_div(levels.width, height // one.group)
+            capacity = PlanCapacity.of(tiles, one.kv_heads, chip.processors)
+            rooms += [PlanRoom(height, configs[height], capacity) for _ in range(levels.num_passes)]
+        return rooms
+
+    def plan(self, rows: RaggedRows, packet: Packet) -> None:
+        """Make the attention plans of rows beside the loop."""
+        for geometry in self.geometries:
+            plan_of(rows, geometry, packet)
 
 
 class DraftGraphs(NamedTuple):
@@ -101,102 +128,107 @@ class DraftGraphs(NamedTuple):
         draw: trees of tokens drawn from q.
     """
 
-    search: LoopGraphs[TreeSearch]
+    search: LoopGraphs[SearchedNodes]
     draw: LoopGraphs[TreeDraw]
 
 
 class _Inputs:
-    """Memory that the graphs of a loop read, for the largest batch."""
+    """Memory that the graphs of a loop read, for the largest batch.
 
-    def __init__(self, owner: LoopGraphs[Grown], levels: DraftLevels, hidden: Tensor) -> None:
-        rows, device = levels.num_rows, hidden.device
+    Attributes:
+        levels, plans: bytes of `level_layout`, and of the plans.
+    """
 
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int64, device=device)
+    hidden: Tensor
 
-        sampled = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.noise = NoiseColumns(zeros(rows), zeros(rows), zeros(rows), sampled)
-        self.sampling = RowSampling.buffer(rows, device, torch.promote_types(hidden.dtype, torch.float32))
-        self.hidden = hidden.new_zeros(rows, hidden.shape[1])
-        self.positions, self.slots = torch.zeros_like(levels.positions), torch.zeros_like(levels.slots)
-        self.tables = zeros(rows, owner.max_blocks)
+    def __init__(self, owner: LoopGraphs[Grown], levels: DraftLevels) -> None:
+        device = levels.tables.device
+        self.levels = torch.zeros(levels.layout().size, dtype=torch.uint8, device=device)
+        self.plans = torch.zeros(_plan_layout(owner.rooms(levels)).size, dtype=torch.uint8, device=device)
+        self.tables = torch.zeros(levels.num_rows, owner.max_blocks, dtype=torch.int64, device=device)
         self.adapters = AdapterBuffer(len(levels.positions), owner.adapters, device) if owner.adapters else None
-        self.plans = [
-            [PlanBuffer(_capacity(levels, one, plan), device) for plan in plans]
-            for one, plans in _by_geometry(owner, owner.plans(levels)).items()
-        ]
+
+    def take(self, hidden: Tensor) -> None:
+        """Make room for hidden states like those of the largest batch, if there is none."""
+        if not hasattr(self, "hidden"):
+            self.hidden = torch.zeros_like(hidden)
 
 
 class _DraftGraph(Generic[Grown]):
     """A captured loop over the first rows of shared inputs."""
 
-    def __init__(
-        self, owner: LoopGraphs[Grown], inputs: _Inputs, levels: DraftLevels, hidden: Tensor, capture: Capture
-    ) -> None:
-        rows, nodes = levels.num_rows, len(levels.positions)
-        assert nodes <= len(inputs.positions), "the largest batch comes first"
-        self.owner = owner
-        given = owner.plans(levels)
-        self.noise = NoiseColumns(*(column[:rows] for column in inputs.noise))
-        temperatures, limits = inputs.sampling
-        assert temperatures is not None
-        assert limits is not None
-        self.sampling = RowSampling(temperatures[:rows], limits[:rows])
-        self.hidden = inputs.hidden[:rows]
-        by_geometry = {
-            one: [
-                buffer.plan(plan.height, plan.config, _capacity(levels, one, plan))
-                for buffer, plan in zip(buffers, plans, strict=True)
-            ]
-            for buffers, (one, plans) in zip(inputs.plans, _by_geometry(owner, given).items(), strict=True)
-        }
-        self.plans = [plan for plans in by_geometry.values() for plan in plans]
+    def __init__(self, owner: LoopGraphs[Grown], inputs: _Inputs, levels: DraftLevels) -> None:
+        self.owner, self._inputs, rows = owner, inputs, levels.num_rows
+        layout, self.rooms = levels.layout(), owner.rooms(levels)
+        self._plan_layout = _plan_layout(self.rooms)
+        assert layout.size <= len(inputs.levels), "the largest batch comes first"
+        self._levels, self._plans = inputs.levels[: layout.size], inputs.plans[: self._plan_layout.size]
+        views = self._plan_layout.views(self._plans)
+        plans = [
+            room.plan(items, joins) for room, items, joins in zip(self.rooms, views[::2], views[1::2], strict=True)
+        ]
+        each = levels.num_passes
         is_adapted = inputs.adapters is not None and levels.adapted is not None
+        nodes = len(levels.positions)
         self.adapted = inputs.adapters.rows(nodes) if inputs.adapters is not None and is_adapted else None
         self.levels = replace(
-            levels,
-            positions=inputs.positions[:nodes],
-            slots=inputs.slots[:, :nodes],
+            levels.placed(layout.views(self._levels)),
             tables=inputs.tables[:rows],
             # Not needed: the kernel uses the plans.
             base=(),
-            noise=NoiseRows((), self.noise),
-            sampling=self.sampling,
-            plans=by_geometry,
+            plans={one: plans[place * each : (place + 1) * each] for place, one in enumerate(owner.geometries)},
             adapters=(),
             adapted=self.adapted,
         )
-        self._fill(levels, hidden, given)
-        self._replay: Callable[[], Grown] = capture(lambda: owner.grow(self.levels, self.hidden))
+        self._replay: Callable[[], Grown]
 
-    def __call__(self, levels: DraftLevels, hidden: Tensor) -> Grown:
-        self._fill(levels, hidden, self.owner.plans(levels))
-        return self._replay()
+    def capture(self, capture: Capture, fill: Callable[[Tensor], None], hidden: Tensor) -> None:
+        """Capture the loop over these inputs."""
+        fill(hidden)
+        self._replay = capture(lambda: self.owner.grow(self.levels, self.hidden))
 
-    def _fill(self, levels: DraftLevels, hidden: Tensor, plans: list[Plan]) -> None:
-        own = self.levels
-        own.positions.copy_(levels.positions)
-        own.slots.copy_(levels.slots)
-        own.tables[:, : levels.tables.shape[1]].copy_(levels.tables)
-        for mine, given in zip(self.noise, levels.noise.columns(hidden.device), strict=True):
-            mine.copy_(given)
-        assert levels.sampling is not None
-        self.sampling.fill(levels.sampling)
-        self.hidden[: len(hidden)].copy_(hidden)
-        for kept, plan in zip(self.plans, plans, strict=True):
-            fill_plan(kept, plan)
-        if self.adapted is not None:
-            assert levels.adapted is not None
-            fill_adapted(self.adapted, levels.adapted)
+    def loop_of(self, levels: DraftLevels, packet: Packet) -> Callable[[Tensor], Grown]:
+        """See `LoopGraphs.loop_of`."""
+        fill = self.filling(levels, packet)
+
+        def run(hidden: Tensor) -> Grown:
+            fill(hidden)
+            return self._replay()
+
+        return run
+
+    @property
+    def hidden(self) -> Tensor:
+        return self._inputs.hidden[: self.levels.num_rows]
+
+    def filling(self, levels: DraftLevels, packet: Packet) -> Callable[[Tensor], None]:
+        """Return what sets the inputs, once the packet is sent, to these and to hidden states."""
+        given = levels.image
+        assert given is not None
+        plans, rooms = packet.begin(self._plan_layout), iter(self.rooms)
+        for one in self.owner.geometries:
+            chip = chip_of(levels.tables.device)
+            configs = configs_of(one, chip)
+            for level in range(1, levels.num_passes + 1):
+                room = next(rooms)
+                # A plan depends on how long rows are, not on what they see.
+                rows = levels.lengths(level)
+                room.check(Plan.make(rows, one, configs, chip.processors, room.height, packet, room.capacity))
+
+        def fill(hidden: Tensor) -> None:
+            self._levels.copy_(given())
+            self._plans.copy_(plans())
+            self.levels.tables[:, : levels.tables.shape[1]].copy_(levels.tables)
+            self.hidden[: len(hidden)].copy_(hidden)
+            if self.adapted is not None:
+                assert levels.adapted is not None
+                fill_adapted(self.adapted, levels.adapted)
+
+        return fill
 
 
-def _by_geometry(owner: LoopGraphs[Grown], plans: list[Plan]) -> dict[AttentionGeometry, list[Plan]]:
-    """Return `LoopGraphs.plans` by geometry."""
-    each = len(plans) // len(owner.geometries)
-    return {one: plans[place * each : (place + 1) * each] for place, one in enumerate(owner.geometries)}
-
-
-def _capacity(levels: DraftLevels, geometry: AttentionGeometry, plan: Plan) -> PlanCapacity:
-    """Return the capacity for every plan of these rows, whose tiles have one height as all have as many nodes."""
-    tiles = levels.num_rows * ceil_div(levels.width, plan.height // geometry.group)
-    return PlanCapacity.of(tiles, geometry.kv_heads, chip_of(levels.tables.device).processors)
+def _plan_layout(rooms: Sequence[PlanRoom]) -> PacketLayout:
+    layout = PacketLayout()
+    for room in rooms:
+        room.add_to(layout)
+    return layout

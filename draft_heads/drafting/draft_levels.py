@@ -1,22 +1,25 @@
 """Per-level inputs of the drafting loop, computed before the first level."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.drafting.row_sampling import RowSampling
-from specdec.draft_heads.drafting.tree_search import Frontier
+from specdec.draft_heads.drafting.tree_search import Frontier, TreeBounds
 from specdec.kernels.triton.attention_plan import AttentionGeometry, Plan
 from specdec.kernels.types.adapters import ADAPTED, AdapterRows
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.types.tree import split_words
-from specdec.kernels.types.types import NoiseKey, NoiseRows
-from specdec.kernels.types.upload import upload
+from specdec.kernels.types.types import NoiseColumns, NoiseKey, NoiseRows
+from specdec.kernels.types.upload import Packet, PacketLayout, upload
 from specdec.verify.tree_batch import pad_block_tables, slots_of
+
+# Makes the bounds of trees by a search of some levels, on the device once the packet is sent.
+MakeBounds = Callable[[int, Packet], TreeBounds]
 
 
 @dataclass
@@ -41,6 +44,9 @@ class DraftLevels:
         is_block: whether one pass over `width` rows, which see each other, drafts all levels.
         adapters: see `RaggedRows`.
         adapted: the rows of each pass that have an adapter.
+        image: returns the inputs as bytes, as `level_layout` says, once their packet is sent; None where they are not
+            for a graph.
+        bounds: of the trees of a search whose outcome stays on the device.
     """
 
     depth: int
@@ -59,6 +65,8 @@ class DraftLevels:
     is_block: bool = False
     adapters: Sequence[int] = ()
     adapted: AdapterRows | None = None
+    image: Callable[[], Tensor] | None = None
+    bounds: TreeBounds | None = None
     _bits: Tensor | None = None
     _wide: tuple[NoiseRows, RowSampling | None] | None = None
 
@@ -69,13 +77,20 @@ class DraftLevels:
         own_bits: Tensor,
         keys: Sequence[NoiseKey | None],
         first: int,
-        device: torch.device,
         dtype: torch.dtype,
+        packet: Packet,
+        *,
+        for_graph: bool = False,
+        depth: int | None = None,
+        bounds: MakeBounds | None = None,
     ) -> "DraftLevels":
-        """Return the inputs of a batch of rows.
+        """Return the inputs of a batch of rows, which are there once the packet is sent.
 
         Args:
             dtype: dtype of processed logits.
+            for_graph: whether they are copied into a graph's; see `image`. No row then needs logit edits.
+            depth: most levels; None for one more than there are passes.
+            bounds: makes the bounds of a search on the device.
         """
         levels, width, _ = own_bits.shape
         base = [len(row.token_ids) for row in rows]
@@ -83,24 +98,56 @@ class DraftLevels:
         slots = [
             slots_of(row.block_table, start, start + count, block_size) for row, start in zip(rows, base, strict=True)
         ]
-        by_level = upload(slots, device).view(len(rows), levels, width).transpose(0, 1)
+        by_level = [
+            [slot for own in slots for slot in own[level * width : (level + 1) * width]] for level in range(levels)
+        ]
+        samplings = [row.context.sampling for row in rows]
+        tables = packet.add(pad_block_tables([row.block_table for row in rows]))
+        depth = levels + 1 if depth is None else depth
+        searched = 0 if bounds is None else depth
+        image = packet.begin(level_layout(len(rows), width, levels, dtype, searched)) if for_graph else None
         found = DraftLevels(
-            depth=levels + 1,
+            depth=depth,
             width=width,
             frontier=width,
             block_size=block_size,
-            positions=upload([start - first for start in base for _ in range(width)], device),
-            slots=by_level.flatten(1).contiguous(),
-            tables=pad_block_tables([row.block_table for row in rows], device),
+            positions=packet.add([start - first for start in base for _ in range(width)]),
+            slots=packet.add(by_level).view(levels, len(rows) * width),
+            tables=tables,
             own_bits=own_bits,
             base=base,
-            noise=NoiseRows(keys),
-            sampling=RowSampling.of([row.context.sampling for row in rows], device, dtype),
+            noise=NoiseRows(keys, NoiseColumns.of(keys, packet)) if for_graph else NoiseRows(keys).send_with(packet),
+            sampling=(RowSampling.all_of if for_graph else RowSampling.of)(samplings, dtype, packet),
             first=first,
             adapters=adapters_of(rows),
+            image=image,
+            bounds=None,
         )
-        found.adapted = AdapterRows.of(found.outline(1, found.positions))
+        if bounds is not None:
+            found.bounds = bounds(depth, packet)
+        found.adapted = AdapterRows.of(found.lengths(1))
         return found
+
+    def layout(self) -> PacketLayout:
+        """Return how the inputs lie in their image."""
+        assert self.sampling is not None
+        assert self.sampling.temperatures is not None
+        searched = 0 if self.bounds is None else self.depth
+        return level_layout(self.num_rows, self.width, self.num_passes, self.sampling.temperatures.dtype, searched)
+
+    def placed(self, views: Sequence[Tensor]) -> "DraftLevels":
+        """Return the inputs in other memory, by the views of their layout."""
+        positions, slots, seeds, indices, outputs, sampled, temperatures, limits, *bounds = views
+        return replace(
+            self,
+            positions=positions,
+            slots=slots,
+            noise=NoiseRows((), NoiseColumns(seeds, indices, outputs, sampled)),
+            sampling=RowSampling(temperatures, limits),
+            # It holds its packet's memory.
+            image=None,
+            bounds=self.bounds and TreeBounds(self.bounds.sizes, self.bounds.most, *bounds),
+        )
 
     @property
     def num_passes(self) -> int:
@@ -138,20 +185,26 @@ class DraftLevels:
         else:
             words = own.shape[-1]
             self._bits = self._bits.gather(1, frontier.parents[:, :, None].expand(-1, -1, words)) | own
-        rows = self.outline(level, self._bits.reshape(num_rows * width, -1).contiguous())
+        rows = self._seeing(level, self._bits.reshape(num_rows * width, -1).contiguous())
         for heads, plans in self.plans.items():
             rows.plans[heads] = plans[level - 1]
         rows.plans[ADAPTED] = self.adapted
         return rows
 
-    def outline(self, level: int, ancestors: Tensor) -> RaggedRows:
-        """Return the rows of a level with any ancestors."""
+    def lengths(self, level: int) -> RaggedRows:
+        """Return the rows of a level by their lengths alone: what they see has no meaning, and need not be there."""
+        return self._rows(level, self.positions, self.positions)
+
+    def _seeing(self, level: int, ancestors: Tensor) -> RaggedRows:
+        return self._rows(level, self.positions + self.first, ancestors)
+
+    def _rows(self, level: int, visible: Tensor, ancestors: Tensor) -> RaggedRows:
         return RaggedRows(
             query_lens=[self.width] * len(self.base),
             lengths=[start + level * self.width for start in self.base],
             tree_starts=self.base,
             block_tables=self.tables,
-            visible=self.positions + self.first,
+            visible=visible,
             ancestors=ancestors,
             block_size=self.block_size,
             first=self.first,
@@ -165,11 +218,32 @@ class DraftLevels:
         Args:
             bits: int64 `[width, words]`, the rows of its block that each row sees.
         """
-        rows = self.outline(1, bits.repeat(self.num_rows, 1))
+        rows = self._seeing(1, bits.repeat(self.num_rows, 1))
         for heads, plans in self.plans.items():
             rows.plans[heads] = plans[0]
         rows.plans[ADAPTED] = self.adapted
         return rows
+
+
+def level_layout(rows: int, width: int, levels: int, dtype: torch.dtype, searched: int) -> PacketLayout:
+    """Return how `DraftLevels.start` adds what a graph takes: positions, slots, noise, temperatures, limits, bounds.
+
+    Args:
+        searched: levels of a search; 0 where there are no bounds.
+    """
+    layout = PacketLayout()
+    layout.add(rows * width)
+    layout.add(levels, rows * width)
+    for _ in range(3):
+        layout.add(rows)
+    layout.add(rows, dtype=torch.bool)
+    layout.add(rows, 1, dtype=dtype)
+    layout.add(rows, 3, dtype=dtype)
+    if searched:
+        layout.add(searched)
+        layout.add(rows)
+        layout.add(rows)
+    return layout
 
 
 def adapters_of(rows: Sequence[DraftRow]) -> Sequence[int]:

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.drafting.draft_levels import DraftLevels, own_bits
+from specdec.draft_heads.drafting.draft_levels import DraftLevels, MakeBounds, own_bits
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
@@ -20,7 +21,7 @@ from specdec.kernels.types.adapters import AdapterBank
 from specdec.kernels.types.fused import DraftingCache, FusedDrafting
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.types import Candidates, NoiseKey, Stream, TopK
-from specdec.kernels.types.upload import upload
+from specdec.kernels.types.upload import Packet
 from specdec.verify.transforms import NodeRows, processed_logits
 
 
@@ -49,7 +50,8 @@ class ModelDrafter(TreeDrafter[Tensor]):
     ) -> None:
         self.head = head
         super().__init__(head, readout, kv, features, block_size, dtype, shape, proposal, kernels, adapters)
-        self._own_bits = own_bits(shape.depth - 1, self.branching, kv.device)
+        # By width of the levels.
+        self._own_bits: dict[int, Tensor] = {}
 
     def _one_call(self, head: CachedHead) -> FusedDrafting | None:
         passes = self.kernels.passes
@@ -59,20 +61,34 @@ class ModelDrafter(TreeDrafter[Tensor]):
         cache = DraftingCache(self.kv, self.features, self.rope, self.block_size, head.first_entry, self.branching)
         return passes.drafting(weights, output, size, tokens, cache)
 
-    def _read(self, rows: Sequence[DraftRow]) -> Tensor:
-        """Run the head over the tokens to be read; return its state after each row's last."""
-        unread = self._unread(rows)
-        tokens, slots, positions, features, counts = unread
-        hidden = self._forward(tokens, features, positions, slots, self._reading_rows(rows, unread))
-        if len(rows) == hidden.shape[0]:
-            return hidden
-        return hidden.index_select(0, upload(counts, self.kv.device).cumsum(0) - 1)
+    def _reading(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[], Tensor]:
+        """Return what runs the head over the tokens to be read: its state after each row's last."""
+        tokens, slots, positions, sources, seeing = self._unread(rows, packet)
+        is_last_alone = len(rows) == len(tokens)
+        last = None if is_last_alone else packet.add([end - 1 for end in accumulate(seeing.query_lens)])
 
-    def _levels(self, rows: Sequence[DraftRow], depth: int, width: int, keys: Sequence[NoiseKey | None]) -> DraftLevels:
-        device = self.kv.device
-        bits = self._own_bits[: depth - 1] if width == self.branching else own_bits(depth - 1, width, device)
-        dtype = torch.promote_types(self.dtype, torch.float32)
-        return DraftLevels.start(rows, self.block_size, bits, keys, self.first, device, dtype)
+        def read() -> Tensor:
+            hidden = self._forward(tokens, self.features.index_select(0, sources), positions, slots, seeing)
+            return hidden if last is None else hidden.index_select(0, last)
+
+        return read
+
+    def _levels(
+        self,
+        rows: Sequence[DraftRow],
+        depth: int,
+        width: int,
+        keys: Sequence[NoiseKey | None],
+        packet: Packet,
+        *,
+        for_graph: bool,
+        bounds: MakeBounds | None,
+    ) -> DraftLevels:
+        if width not in self._own_bits:
+            self._own_bits[width] = own_bits(self.shape.depth - 1, width, self.kv.device)
+        bits, dtype = self._own_bits[width][: depth - 1], torch.promote_types(self.dtype, torch.float32)
+        given = rows, self.block_size, bits, keys, self.first, dtype, packet
+        return DraftLevels.start(*given, for_graph=for_graph, bounds=bounds)
 
     def _begin(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow], *, drawn: bool) -> Tensor:  # noqa: ARG002
         """Return the head's states of the roots, `[rows, hidden_size]`."""

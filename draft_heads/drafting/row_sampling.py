@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.types.upload import upload
+from specdec.kernels.types.upload import Packet
 from specdec.verify.sampling import Sampling
 
 
@@ -23,34 +23,24 @@ class RowSampling(NamedTuple):
     limits: Tensor | None
 
     @staticmethod
-    def of(samplings: Sequence[Sampling], device: torch.device, dtype: torch.dtype) -> "RowSampling | None":
-        """Return the parameters of rows, None where a row needs logit edits."""
+    def of(samplings: Sequence[Sampling], dtype: torch.dtype, packet: Packet) -> "RowSampling | None":
+        """Return the parameters of rows, once the packet is sent; None where a row needs logit edits."""
         if any(s.edits for s in samplings):
             return None
         temperatures = limits = None
         if any(not s.is_greedy and s.temperature != 1 for s in samplings):
-            temperatures = upload([[1.0 if s.is_greedy else s.temperature] for s in samplings], device, dtype)
+            temperatures = packet.add([[1.0 if s.is_greedy else s.temperature] for s in samplings], dtype)
         if any(s.filters for s in samplings):
-            limits = upload([s.limits for s in samplings], device, dtype)
+            limits = packet.add([s.limits for s in samplings], dtype)
         return RowSampling(temperatures, limits)
 
     @staticmethod
-    def buffer(rows: int, device: torch.device, dtype: torch.dtype) -> "RowSampling":
-        """Return memory for the parameters of any `rows` rows, to be filled."""
-        return RowSampling(*(torch.zeros(rows, width, dtype=dtype, device=device) for width in (1, 3)))
-
-    def fill(self, given: "RowSampling") -> None:
-        """Copy the parameters of other rows into this buffer."""
-        assert self.temperatures is not None
-        assert self.limits is not None
-        if given.temperatures is None:
-            self.temperatures.fill_(1)
-        else:
-            self.temperatures.copy_(given.temperatures)
-        if given.limits is None:
-            self.limits.fill_(0)[:, 2].fill_(1)
-        else:
-            self.limits.copy_(given.limits)
+    def all_of(samplings: Sequence[Sampling], dtype: torch.dtype, packet: Packet) -> "RowSampling":
+        """Return both parameters of rows without logit edits, also where they change nothing."""
+        return RowSampling(
+            packet.add([[1.0 if s.is_greedy else s.temperature] for s in samplings], dtype),
+            packet.add([s.limits for s in samplings], dtype),
+        )
 
     def repeated(self, times: int) -> "RowSampling":
         """Return each row's parameters `times` times in turn."""

@@ -2,16 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.drafting.draft_levels import DraftLevels, adapters_of
+from specdec.draft_heads.drafting.draft_levels import DraftLevels, MakeBounds, adapters_of
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
-from specdec.draft_heads.drafting.tree_search import Frontier, TreeSearch
+from specdec.draft_heads.drafting.tree_search import Frontier, SearchedNodes, TreeBounds, TreeSearch
 from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.heads.readout import Readout
 from specdec.kernels.kernel_set import KernelSet
@@ -21,7 +22,7 @@ from specdec.kernels.types.fused import DraftingRow, FusedDrafting
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.types import Candidates, NoiseKey, Stream, TopK
-from specdec.kernels.types.upload import upload
+from specdec.kernels.types.upload import Packet
 from specdec.verify.noise import noise_key
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree_batch import pad_block_tables, slots_of
@@ -43,15 +44,15 @@ class Unread(NamedTuple):
 
     Attributes:
         tokens, slots, positions: int64 `[entries]`: token, slot and rotary position of each.
-        features: `[entries, feature_size]`, the target's features of the token before.
-        counts: entries of each row.
+        sources: int64 `[entries]`, slot of the token before, where the target's features of it are.
+        rows: what the entries see of the head's cache.
     """
 
     tokens: Tensor
     slots: Tensor
     positions: Tensor
-    features: Tensor
-    counts: list[int]
+    sources: Tensor
+    rows: RaggedRows
 
 
 class TreeDrafter(ABC, Generic[State]):
@@ -115,12 +116,25 @@ class TreeDrafter(ABC, Generic[State]):
         return None
 
     @abstractmethod
-    def _read(self, rows: Sequence[DraftRow]) -> Tensor:
-        """Write the head's entries of the tokens to be read; return what drafting begins with, `[rows, size]`."""
+    def _reading(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[], Tensor]:
+        """Return what writes the head's entries of the tokens to be read, once the packet is sent.
+
+        It returns what drafting begins with, `[rows, size]`.
+        """
 
     @abstractmethod
-    def _levels(self, rows: Sequence[DraftRow], depth: int, width: int, keys: Sequence[NoiseKey | None]) -> DraftLevels:
-        """Return the inputs of the loop over levels.
+    def _levels(
+        self,
+        rows: Sequence[DraftRow],
+        depth: int,
+        width: int,
+        keys: Sequence[NoiseKey | None],
+        packet: Packet,
+        *,
+        for_graph: bool,
+        bounds: MakeBounds | None,
+    ) -> DraftLevels:
+        """Return the inputs of the loop over levels, which are there once the packet is sent.
 
         Args:
             keys: noise of the output positions that the roots' children would take.
@@ -131,7 +145,7 @@ class TreeDrafter(ABC, Generic[State]):
         """Return the state of the roots.
 
         Args:
-            roots: of `_read`.
+            roots: of `_reading`.
             rows: empty where none needs logit edits.
         """
 
@@ -167,24 +181,35 @@ class TreeDrafter(ABC, Generic[State]):
             given = self._drafting_rows([rows[i] for i in reading])
             if given is not None and self.one_call.takes(given):
                 return self._draft_in_one_call(self.one_call, given, rows, reading)
-        roots = self._read([rows[i] for i in reading]) if reading else None
+        if not reading:
+            return HostTrees.empty(len(rows))
+        packet = Packet(self.kv.device)
+        read = self._reading([rows[i] for i in reading], packet)
         # Their places among the reading ones.
         drafting = [k for k, i in enumerate(reading) if rows[i].num_nodes > 0 and rows[i].max_depth > 0]
-        if roots is None or not drafting:
-            return HostTrees.empty(len(rows))
         drawn = [
             k for k in drafting if self.proposal == Proposal.DRAWN and not rows[reading[k]].context.sampling.is_greedy
         ]
+        groups = [
+            (
+                [reading[k] for k in chosen],
+                None if len(chosen) == len(reading) else packet.add(chosen),
+                prepare([rows[reading[k]] for k in chosen], packet),
+            )
+            for chosen, prepare in ((drawn, self._draw), ([k for k in drafting if k not in drawn], self._search))
+            if chosen
+        ]
+        packet.send()
+        roots = read()
         # All of one form, `HostTrees` or `DeviceTrees`.
         found: Any = None
         order: list[int] = []
-        for chosen, draft in ((drawn, self._draw), ([k for k in drafting if k not in drawn], self._search)):
-            if chosen:
-                own = roots if len(chosen) == len(roots) else roots.index_select(0, upload(chosen, roots.device))
-                places = [reading[k] for k in chosen]
-                new = draft([rows[i] for i in places], own)
-                found = new if found is None else found.concat(new)
-                order += places
+        for places, chosen, draft in groups:
+            new = draft(roots if chosen is None else roots.index_select(0, chosen))
+            found = new if found is None else found.concat(new)
+            order += places
+        if found is None:
+            return HostTrees.empty(len(rows))
         if order != list(range(len(rows))):
             place = {row: k for k, row in enumerate(order)}
             found = found.select([place.get(row) for row in range(len(rows))])
@@ -232,23 +257,63 @@ class TreeDrafter(ABC, Generic[State]):
         place = {row: k for k, row in enumerate(reading)}
         return found.select([place.get(row) for row in range(len(rows))])
 
-    def _search(self, rows: Sequence[DraftRow], roots: Tensor) -> DraftTrees:
-        """Draft trees of the most probable tokens, with the position's noise or without."""
+    def _search(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[Tensor], DraftTrees]:
+        """Return what drafts trees of the most probable tokens, with the position's noise or without, of roots."""
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
         stops_early = self._stops_early and not all(row.full_depth for row in rows)
         graphs = None if stops_early or self.graphs is None else _graphs_for(rows, self.graphs.search)
-        levels = self._padded_levels(rows, depths, self.branching, noise_keys, graphs)
-        if graphs is not None:
-            return self._trees(graphs(levels, roots), rows, depths)
-        return self._trees(self.search(levels, roots, rows, depths if stops_early else None), rows, depths)
+        if not self.kernels.on_device or stops_early:
+            levels = self._padded_levels(rows, depths, self.branching, noise_keys, None, packet)
+            given = depths if stops_early else None
+            return lambda roots: self._searched(self.search(levels, roots, rows, given), rows, depths)
+        bounds = self._bounds_of(rows, depths, graphs)
+        levels = self._padded_levels(rows, depths, self.branching, noise_keys, graphs, packet, bounds)
+        eager = partial(self.search_nodes, levels, rows=rows)
+        run = eager if graphs is None else graphs.loop_of(levels, packet)
+        assert levels.bounds is not None
+        sizes = levels.bounds.sizes
+        return lambda roots: _without_padding(run(roots).trees(sizes), len(rows))
 
-    def _draw(self, rows: Sequence[DraftRow], roots: Tensor) -> DraftTrees:
-        """Draft trees of tokens drawn from q; how many is fixed beforehand, or q would not be their distribution."""
+    def _bounds_of(
+        self, rows: Sequence[DraftRow], depths: Sequence[int], graphs: "LoopGraphs[Any] | None"
+    ) -> MakeBounds:
+        """Return what makes the bounds of rows, with padding rows where a graph runs the search."""
+        padding = 0 if graphs is None else graphs.padding(len(rows))
+        budgets, deepest = _padded_bounds(rows, depths, len(rows) + padding)
+        most = 0 if graphs is None else self.shape.nodes
+        return lambda depth, packet: TreeBounds.of(budgets, deepest, depth, self.branching, packet, most)
+
+    def search_nodes(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow] = ()) -> SearchedNodes:
+        """Run the loop over levels, and return the trees as they stay on the device; see `search`."""
+        assert levels.bounds is not None
+        return self.search(levels, roots, rows).nodes(levels.bounds)
+
+    def _searched(self, search: TreeSearch, rows: Sequence[DraftRow], depths: Sequence[int]) -> DraftTrees:
+        """Return the trees of a search on the host, or of one whose levels the host did not know beforehand."""
+        budgets, deepest = _padded_bounds(rows, depths, search.num_rows)
+        if not self.kernels.on_device:
+            return search.host_trees(budgets, deepest)
+        packet = Packet(self.kv.device)
+        bounds = TreeBounds.of(budgets, deepest, search.num_levels, self.branching, packet)
+        packet.send()
+        return search.nodes(bounds).trees(bounds.sizes)
+
+    def _draw(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[Tensor], DraftTrees]:
+        """Return what drafts trees of tokens drawn from q, of roots.
+
+        How many are drawn is fixed beforehand, or q would not be their distribution.
+        """
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
         graphs = None if self.graphs is None else _graphs_for(rows, self.graphs.draw)
-        levels = self._padded_levels(rows, depths, self.draw_sizes.width, _step_keys, graphs)
-        draw = self.draw(levels, roots, rows) if graphs is None else graphs(levels, roots)
-        return self._trees(draw, rows, depths)
+        levels = self._padded_levels(rows, depths, self.draw_sizes.width, _step_keys, graphs, packet)
+        run = partial(self.draw, levels, rows=rows) if graphs is None else graphs.loop_of(levels, packet)
+        return lambda roots: self._drawn(run(roots), rows, depths)
+
+    def _drawn(self, draw: TreeDraw, rows: Sequence[DraftRow], depths: Sequence[int]) -> DraftTrees:
+        """Return the trees of all rows but padding, on the device where the host need not know them yet."""
+        bounds = _padded_bounds(rows, depths, draw.num_rows)
+        trees = draw.device_trees(*bounds) if self.kernels.on_device else draw.host_trees(*bounds)
+        return _without_padding(trees, len(rows))
 
     def capture(self, capture: "Capture", rows: Sequence[DraftRow], *, drawn: bool) -> None:
         """Capture the loop over levels for as many rows as these, which belong to no request.
@@ -261,15 +326,11 @@ class TreeDrafter(ABC, Generic[State]):
         assert self.graphs is not None
         graphs: LoopGraphs[Any] = self.graphs.draw if drawn else self.graphs.search
         width, keys_of = (self.draw_sizes.width, _step_keys) if drawn else (self.branching, noise_keys)
-        roots = self._read(rows)
-        graphs.capture(capture, self._padded_levels(rows, (), width, keys_of, graphs), roots)
-
-    def _trees(self, candidates: TreeSearch | TreeDraw, rows: Sequence[DraftRow], depths: Sequence[int]) -> DraftTrees:
-        """Return the trees of all rows but padding, on the device where the host need not know them yet."""
-        padding = candidates.num_rows - len(rows)
-        bounds = [*(row.num_nodes for row in rows), *[0] * padding], [*depths, *[1] * padding]
-        trees = candidates.device_trees(*bounds) if self.kernels.on_device else candidates.host_trees(*bounds)
-        return trees.select(range(len(rows))) if padding else trees
+        packet = Packet(self.kv.device)
+        read = self._reading(rows, packet)
+        bounds = None if drawn else self._bounds_of(rows, [self.shape.depth] * len(rows), graphs)
+        levels = self._padded_levels(rows, (), width, keys_of, graphs, packet, bounds)
+        graphs.capture(capture, levels, packet, read)
 
     def _padded_levels(
         self,
@@ -278,6 +339,8 @@ class TreeDrafter(ABC, Generic[State]):
         width: int,
         keys_of: Callable[[Sequence[Context]], list[NoiseKey | None]],
         graphs: "LoopGraphs[Any] | None",
+        packet: Packet,
+        bounds: MakeBounds | None = None,
     ) -> DraftLevels:
         """Return the inputs of the loop over levels: of all levels and with padding rows where a graph runs it."""
         if graphs is None:
@@ -285,7 +348,8 @@ class TreeDrafter(ABC, Generic[State]):
         else:
             depth = self.shape.depth
             rows = [*rows, *[self._padding_row()] * graphs.padding(len(rows))]
-        return self._levels(rows, depth, width, keys_of([row.context for row in rows]))
+        keys = keys_of([row.context for row in rows])
+        return self._levels(rows, depth, width, keys, packet, for_graph=graphs is not None, bounds=bounds)
 
     def _padding_row(self) -> DraftRow:
         """Return a row whose nodes lie in the null block."""
@@ -300,7 +364,7 @@ class TreeDrafter(ABC, Generic[State]):
 
         Args:
             levels: inputs of all levels.
-            roots: `[rows, size]` of `_read`.
+            roots: `[rows, size]` of `_reading`.
             rows: not needed in that case.
             depths: levels of each row, lowered where a deeper level is less probable than `min_reach`; None to draft
                 all levels.
@@ -344,10 +408,10 @@ class TreeDrafter(ABC, Generic[State]):
                 state = self._expand(levels, frontier, state, level)
         return draw
 
-    def _unread(self, rows: Sequence[DraftRow]) -> Unread:
-        """Return the entries that the head is to write, on the device."""
+    def _unread(self, rows: Sequence[DraftRow], packet: Packet) -> Unread:
+        """Return the entries that the head is to write, once the packet is sent."""
         tokens, slots, sources, positions, counts = (list[int]() for _ in range(5))
-        first, device = self.first, self.kv.device
+        first = self.first
         for row in rows:
             start, end = max(row.num_draft_cached, first), row.draft_prefill_end
             entries = slots_of(row.block_table, start - first, end, self.block_size)
@@ -356,30 +420,38 @@ class TreeDrafter(ABC, Generic[State]):
             slots += entries[first:]
             positions += range(start - first, end - first)
             counts.append(end - start)
-        features = self.features.index_select(0, upload(sources, device))
-        own, places, turns = (upload(part, device) for part in (tokens, slots, positions))
-        return Unread(own, places, turns, features, counts)
-
-    def _reading_rows(self, rows: Sequence[DraftRow], unread: Unread) -> RaggedRows:
-        """Return what the entries to be written see of the head's cache."""
         lengths = [row.draft_prefill_end for row in rows]
-        return RaggedRows(
-            query_lens=unread.counts,
+        seeing = RaggedRows(
+            query_lens=counts,
             lengths=lengths,
             tree_starts=lengths,
-            block_tables=pad_block_tables([row.block_table for row in rows], self.kv.device),
-            visible=unread.positions + (self.first + 1),
-            ancestors=unread.positions.new_zeros(len(unread.positions), 1),
+            block_tables=packet.add(pad_block_tables([row.block_table for row in rows])),
+            visible=packet.add([position + first + 1 for position in positions]),
+            ancestors=packet.add([[0]] * len(positions)),
             block_size=self.block_size,
-            first=self.first,
-            firsts=[max(row.draft_start, self.first) for row in rows],
+            first=first,
+            firsts=[max(row.draft_start, first) for row in rows],
             adapters=adapters_of(rows),
         )
+        if self.graphs is not None:
+            self.graphs.search.plan(seeing, packet)
+        read, to, turns, before = map(packet.add, (tokens, slots, positions, sources))
+        return Unread(read, to, turns, before, seeing)
 
     def _adapt(self, rows: RaggedRows) -> None:
         """Have the head's next products adapt these rows."""
         if self.adapters is not None:
             self.adapters.use(rows)
+
+
+def _padded_bounds(rows: Sequence[DraftRow], depths: Sequence[int], count: int) -> tuple[list[int], list[int]]:
+    """Return most nodes and levels of `count` rows, of which the last are padding."""
+    padding = count - len(rows)
+    return [*(row.num_nodes for row in rows), *[0] * padding], [*depths, *[1] * padding]
+
+
+def _without_padding(trees: DraftTrees, count: int) -> DraftTrees:
+    return trees.select(range(count)) if len(trees.sizes) > count else trees
 
 
 def _step_keys(contexts: Sequence[Context]) -> list[NoiseKey | None]:

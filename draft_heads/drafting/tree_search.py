@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.types.device_trees import DeviceNodes, DeviceTrees, NodeColumns
+from specdec.kernels.types.device_trees import DeviceNodes, DeviceTrees, NodeColumns, ancestors_of
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import ROOT, DraftTree
-from specdec.kernels.types.upload import upload
+from specdec.kernels.types.upload import Packet
 
 
 class Frontier(NamedTuple):
@@ -74,6 +74,11 @@ class TreeLevels:
         values: list[float] = torch.cat([level[row] for level in self._values]).tolist()
         return [values[candidate] for candidate in candidates]
 
+    @property
+    def num_levels(self) -> int:
+        """Levels that have candidates."""
+        return len(self._tokens)
+
     def _ends(self) -> list[int]:
         """Return the number of candidates up to and including each level."""
         return list(accumulate(tokens.shape[1] for tokens in self._tokens))
@@ -84,6 +89,74 @@ class TreeLevels:
         for start, best, tokens in zip([0, *self._ends()], self._best, self._tokens[1:], strict=False):
             parents.append((best + start).repeat_interleave(tokens.shape[1] // best.shape[1], 1))
         return torch.cat(parents, 1)
+
+
+class TreeBounds(NamedTuple):
+    """How large the trees of a search may become.
+
+    Attributes:
+        sizes: nodes of each row's tree.
+        most: nodes that any tree may have.
+        ends: int64 `[levels]`, candidates up to and including each level.
+        reach: int64 `[rows]`, candidates of the levels that a row may have.
+        counts: int64 `[rows]`, `sizes` on the device.
+    """
+
+    sizes: list[int]
+    most: int
+    ends: Tensor
+    reach: Tensor
+    counts: Tensor
+
+    @staticmethod
+    def of(
+        budgets: Sequence[int], max_depths: Sequence[int], depth: int, branching: int, packet: Packet, most: int = 0
+    ) -> "TreeBounds":
+        """Return the bounds of trees by a search of `depth` whole levels, on the device once the packet is sent.
+
+        Args:
+            most: nodes that any tree may have; 0 for as many as the largest of these has.
+        """
+        # The root's children, and those of each level's frontier.
+        ends = [branching * (1 + level * branching) for level in range(depth)]
+        reach = [ends[min(deepest, depth) - 1] if deepest > 0 else 0 for deepest in max_depths]
+        sizes = [min(budget, within) for budget, within in zip(budgets, reach, strict=True)]
+        return TreeBounds(sizes, most or max(sizes, default=0), *map(packet.add, (ends, reach, sizes)))
+
+
+class SearchedNodes(NamedTuple):
+    """The trees of a search, as far as the device knows them.
+
+    Attributes:
+        columns: their nodes.
+        ancestors: see `DeviceNodes`.
+        depth: levels that were searched.
+    """
+
+    columns: NodeColumns
+    ancestors: Tensor
+    depth: int
+
+    def like(self) -> "SearchedNodes":
+        """Return memory for others of their size, or of fewer rows."""
+        columns = NodeColumns(*(torch.zeros_like(column) for column in self.columns))
+        return SearchedNodes(columns, torch.zeros_like(self.ancestors), self.depth)
+
+    def copied_to(self, memory: "SearchedNodes") -> "SearchedNodes":
+        """Copy the nodes to the first rows of other memory; return them there."""
+        rows, (*kept, ancestors) = len(self.ancestors), (*memory.columns, memory.ancestors)
+        own = SearchedNodes(NodeColumns(*(column[:rows] for column in kept)), ancestors[:rows], self.depth)
+        for mine, given in zip((*own.columns, own.ancestors), (*self.columns, self.ancestors), strict=True):
+            mine.copy_(given)
+        return own
+
+    def trees(self, sizes: Sequence[int]) -> DeviceTrees:
+        """Return the trees.
+
+        Args:
+            sizes: nodes of each row's tree.
+        """
+        return DeviceTrees(DeviceNodes(self.columns, sizes, self.depth, ancestors=self.ancestors))
 
 
 class TreeSearch(TreeLevels):
@@ -106,32 +179,30 @@ class TreeSearch(TreeLevels):
         values = log_chances.float().nan_to_num(nan=float("-inf"), neginf=float("-inf"))
         return self._add(*(part.view(self.num_rows, -1, tokens.shape[1]) for part in (tokens, values)))
 
-    def device_trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> DeviceTrees:
+    def nodes(self, bounds: TreeBounds) -> SearchedNodes:
         """Return `host_trees` on the device; with as many nodes as there may be, also where none is possible.
 
         Every tree has as many nodes as its bounds allow, so the host knows all sizes without reading a node.
         """
-        level_ends, values, tokens = self._ends(), torch.cat(self._values, 1), torch.cat(self._tokens, 1)
+        values, tokens = torch.cat(self._values, 1), torch.cat(self._tokens, 1)
         device, (rows, count) = values.device, values.shape
-        reach = [level_ends[min(depth, len(level_ends)) - 1] if depth > 0 else 0 for depth in max_depths]
-        sizes = [min(budget, most) for budget, most in zip(budgets, reach, strict=True)]
-        most = max(sizes, default=0)
+        most = min(bounds.most, count)
         place = torch.arange(count, device=device)
-        depth_of = torch.bucketize(place, upload(level_ends, device), right=True) + 1
-        out_of_reach = place >= upload(reach, device)[:, None]
+        depth_of = torch.bucketize(place, bounds.ends, right=True) + 1
+        out_of_reach = place >= bounds.reach[:, None]
         # Stable, so of equal values the shallower comes first, and what is out of reach comes last.
         order = values.masked_fill(out_of_reach, float("-inf")).sort(dim=1, descending=True, stable=True).indices
-        beyond = torch.arange(most, device=device) >= upload(sizes, device)[:, None]
+        beyond = torch.arange(most, device=device) >= bounds.counts[:, None]
         kept, ranks = order[:, :most].masked_fill(beyond, count).sort(dim=1)
         # An extra candidate `count` stands for missing nodes.
         kept_safe = kept.clamp_max(count - 1)
         places = torch.full((rows, count + 1), ROOT, dtype=torch.int64, device=device)
         places.scatter_(1, kept, torch.arange(most, device=device).expand(rows, -1))
         # The root is candidate -1, and so the last place, which no kept candidate takes.
-        places[:, count] = ROOT
+        places[:, count].fill_(ROOT)
         parents = places.gather(1, self._parents().gather(1, kept_safe) % (count + 1))
         columns = NodeColumns(tokens.gather(1, kept_safe), parents, depth_of[kept_safe], ranks)
-        return DeviceTrees(DeviceNodes(columns, sizes, len(level_ends)))
+        return SearchedNodes(columns, ancestors_of(parents, self.num_levels), self.num_levels)
 
     def host_trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> HostTrees:
         """Return per row the best `budget` candidates of at most `max_depth` levels, as a tree in order of depth.

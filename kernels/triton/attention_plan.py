@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import RaggedRows
-from specdec.kernels.types.upload import upload
+from specdec.kernels.types.upload import Packet
 
 # Least context of a part, in entries: below, working on it takes no longer than joining it does.
 MIN_PART = 256
@@ -64,6 +64,8 @@ CROWDED_HOPPER_CONFIGS = {
 # Keys and values are found through the block table, a load behind a load. Triton gives each of the two half of the
 # stages but one: with 5, a tile of both is being loaded while the last is in use; with 3 or 4, none is.
 STAGES = 5
+# Numbers of an item and of a join; see `Plan`.
+ITEM, JOIN = 7, 4
 
 
 class AttentionGeometry(NamedTuple):
@@ -102,6 +104,32 @@ def chip_of(device: torch.device) -> Chip:
     return Chip(properties.multi_processor_count, properties.major == 9)
 
 
+class PlanCapacity(NamedTuple):
+    """Upper bounds of a plan's sizes, by its number of tiles: the grids and allocations of a captured pass.
+
+    Attributes:
+        items: programs per KV head.
+        joins: cut tiles.
+        parts: parts of the cut tiles.
+    """
+
+    items: int
+    joins: int
+    parts: int
+
+    @staticmethod
+    def of(tiles: int, kv_heads: int, processors: int) -> "PlanCapacity":
+        """Return the bounds of `Plan.make` for `tiles` tiles.
+
+        `Plan.make` measures the context of a tile in shares. All tiles together have at most processors / kv_heads
+        shares. A tile of x shares is cut into max(1, floor(x + 0.5)) parts. So it is cut from 1.5 shares on, and then
+        has at most 4 x / 3 parts, at most x more than the one item of an uncut tile.
+        """
+        # Rounding of x.
+        shares = processors / kv_heads + 1e-6
+        return PlanCapacity(tiles + math.ceil(shares), math.floor(shares / 1.5), math.floor(shares * 4 / 3))
+
+
 class Plan(NamedTuple):
     """The work of all programs of a call, the same in all layers of a step.
 
@@ -128,11 +156,15 @@ class Plan(NamedTuple):
         configs: dict[int, Config],
         processors: int,
         height: int | None = None,
+        packet: Packet | None = None,
+        capacity: "PlanCapacity | None" = None,
     ) -> "Plan":
         """Return the plan, from what the host knows and without waiting for the device.
 
         Args:
             height: height of the tiles; None for the cheapest.
+            packet: takes the plan's numbers, which are there once it is sent; None to send them at once.
+            capacity: items and joins that their numbers leave room for.
         """
         height = height or best_height(rows, heads.group, configs)
         config = configs[height]
@@ -155,8 +187,13 @@ class Plan(NamedTuple):
                 joins.append((tile.start, tile.rows, num_parts, len(begins)))
                 num_parts += len(begins)
         items.sort(key=lambda item: item[3] - item[4])
-        work, seams = (upload(table, rows.visible.device, torch.int32) for table in (items, joins))
-        return Plan(height, config, work.view(-1, 7), seams.view(-1, 4), num_parts)
+        sent = Packet(rows.visible.device) if packet is None else packet
+        room = capacity or PlanCapacity(0, 0, 0)
+        work = sent.add(items, torch.int32, room.items * ITEM)
+        seams = sent.add(joins, torch.int32, room.joins * JOIN)
+        if packet is None:
+            sent.send()
+        return Plan(height, config, work.view(-1, ITEM), seams.view(-1, JOIN), num_parts)
 
 
 def configs_of(heads: AttentionGeometry, chip: Chip, *, crowded: bool = False) -> dict[int, Config]:

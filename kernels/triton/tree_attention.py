@@ -19,6 +19,7 @@ from specdec.kernels.triton.kv_codes import CODE_UNITS, CODES, decode
 from specdec.kernels.types.kv_entries import LARGEST, scales_of, stores_scales
 from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.types.types import DTYPES
+from specdec.kernels.types.upload import Packet
 
 HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)
 MAX_WORDS = 2
@@ -91,8 +92,11 @@ def tree_attention(
     return output
 
 
-def plan_of(rows: RaggedRows, heads: AttentionGeometry) -> Plan:
+def plan_of(rows: RaggedRows, heads: AttentionGeometry, packet: Packet | None = None) -> Plan:
     """Return the work plan of these rows, made at the first call.
+
+    Args:
+        packet: see `Plan.make`.
 
     Raises:
         ValueError: more query heads per KV head than the kernel was made for.
@@ -100,7 +104,7 @@ def plan_of(rows: RaggedRows, heads: AttentionGeometry) -> Plan:
     plan: Plan | None = rows.plans.get(heads)
     if plan is None:
         chip = chip_of(rows.visible.device)
-        plan = rows.plans[heads] = Plan.make(rows, heads, configs_of(heads, chip), chip.processors)
+        plan = rows.plans[heads] = Plan.make(rows, heads, configs_of(heads, chip), chip.processors, packet=packet)
     return plan
 
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.draft_trees import DraftTrees, PreparedWalk
 from specdec.kernels.types.types import Acceptance, DraftProbs, NoiseColumns, NoiseRows, PackedTrees, Walk
-from specdec.kernels.types.upload import upload
+from specdec.kernels.types.upload import Packet
 
 
 class DeviceWalks(NamedTuple):
@@ -25,41 +25,59 @@ class DeviceWalks(NamedTuple):
     follow: Callable[[Tensor, PackedTrees], Walk]
     reject: Callable[[Tensor, DraftProbs | None, PackedTrees, NoiseColumns], Walk]
 
-    def coupled_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
+    def coupled_walk(self, trees: DraftTrees, noise: NoiseRows, packet: Packet) -> PreparedWalk:
         """See `Walks.coupled`."""
-        emitted = self.argmax(scores, trees.noise(noise.keys, scores.device))
-        return _read([self.follow(emitted, _packed(trees, emitted.device))], trees)
+        own = trees.noise(noise.keys, packet)
+        if not any(trees.sizes):
+            return lambda scores: [Acceptance((), token) for token in trees.read_with([self.argmax(scores, own())])[0]]
+        packed = _packed(trees, packet)
+        return lambda scores: _read([self.follow(self.argmax(scores, own()), packed())], trees)
 
-    def rejection_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
+    def rejection_walk(self, trees: DraftTrees, noise: NoiseRows, packet: Packet) -> PreparedWalk:
         """See `Walks.rejection`.
 
         Rows whose children are weighed against q are walked apart from the others: a launch weighs all or none. A
         greedy row follows the argmax, whatever its children were drawn from.
         """
 
-        def walk(scores: Tensor, trees: DraftTrees, noise: NoiseRows, weighed: bool) -> Walk:
-            draft_probs = trees.draft_probs(scores.device) if weighed else None
-            return self.reject(scores, draft_probs, _packed(trees, scores.device), noise.columns(scores.device))
+        def prepared(trees: DraftTrees, noise: NoiseRows, weighed: bool) -> Callable[[Tensor], Walk]:
+            packed, own = _packed(trees, packet), noise.send_with(packet)
+
+            def walk(scores: Tensor) -> Walk:
+                draft_probs = trees.draft_probs(scores.device) if weighed else None
+                return self.reject(scores, draft_probs, packed(), own.columns(scores.device))
+
+            return walk
 
         keys = noise.keys
         is_weighed = [drawn and key is not None for drawn, key in zip(trees.is_drawn, keys, strict=True)]
         if len(set(is_weighed)) == 1:
-            return _read([walk(scores, trees, noise, is_weighed[0])], trees)
-        parts = torch.split(scores, [1 + size for size in trees.sizes])
-        order, walks = list[int](), list[Walk]()
-        for weighed in (False, True):
-            rows = [row for row, own in enumerate(is_weighed) if own == weighed]
-            own = torch.cat([parts[row] for row in rows])
-            walks.append(walk(own, trees.select(rows), NoiseRows([keys[row] for row in rows]), weighed))
-            order += rows
-        found = dict(zip(order, _read(walks, trees), strict=True))
-        return [found[row] for row in range(len(keys))]
+            walk = prepared(trees, noise, is_weighed[0])
+            return lambda scores: _read([walk(scores)], trees)
+        groups = [[row for row, own in enumerate(is_weighed) if own == weighed] for weighed in (False, True)]
+        walks = [
+            prepared(trees.select(rows), NoiseRows([keys[row] for row in rows]), weighed)
+            for rows, weighed in zip(groups, (False, True), strict=True)
+        ]
+
+        def walk_groups(scores: Tensor) -> list[Acceptance]:
+            parts = torch.split(scores, [1 + size for size in trees.sizes])
+            made = [walk(torch.cat([parts[row] for row in rows])) for walk, rows in zip(walks, groups, strict=True)]
+            found = dict(zip([row for rows in groups for row in rows], _read(made, trees), strict=True))
+            return [found[row] for row in range(len(keys))]
+
+        return walk_groups
 
 
-def _packed(trees: DraftTrees, device: torch.device) -> PackedTrees:
-    """Return trees in the form in which the kernels take them."""
-    nodes, starts = trees.nodes(device), upload([0, *accumulate(1 + size for size in trees.sizes)], device)
-    return PackedTrees(nodes.tokens, nodes.parents, starts, max(trees.sizes), trees.depth)
+def _packed(trees: DraftTrees, packet: Packet) -> Callable[[], PackedTrees]:
+    """Return what returns trees in the form in which the kernels take them."""
+    chosen, starts = trees.nodes(packet), packet.add([0, *accumulate(1 + size for size in trees.sizes)])
+
+    def packed() -> PackedTrees:
+        nodes = chosen()
+        return PackedTrees(nodes.tokens, nodes.parents, starts, max(trees.sizes), trees.depth)
+
+    return packed
 
 
 def _read(walks: Sequence[Walk], trees: DraftTrees) -> list[Acceptance]:

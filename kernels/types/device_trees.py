@@ -1,7 +1,8 @@
 """Draft trees on a device, which the host reads in one transfer with their outcome."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -10,9 +11,9 @@ from torch.nn.functional import pad
 
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import WORD_BITS
-from specdec.kernels.types.tree import NO_DRAFTS, DraftTree, HostNodes, split_words
+from specdec.kernels.types.tree import NO_DRAFTS, DraftTree, HostNodes
 from specdec.kernels.types.types import ROOT, DraftProbs, NodeTensors, NoiseColumns, NoiseKey, NoiseRows
-from specdec.kernels.types.upload import read_together, upload
+from specdec.kernels.types.upload import Packet, read_together, upload
 
 # Marks roots and nodes that no children were drawn for.
 NO_PROBS = -1
@@ -44,6 +45,7 @@ class DeviceNodes:
             drawn.
         drawn: of each row, whether its children were drawn; by default all if there are `probs`.
         chained: of each row, `DraftTree.num_chained`; by default 0.
+        ancestors: of `ancestors_of`; computed unless given.
     """
 
     def __init__(
@@ -54,15 +56,16 @@ class DeviceNodes:
         probs: DraftProbs | None = None,
         drawn: Sequence[bool] | None = None,
         chained: Sequence[int] | None = None,
+        ancestors: Tensor | None = None,
     ) -> None:
         self.columns = columns
         self.sizes, self.depth, self.probs = sizes, depth, probs
         self.drawn = [probs is not None] * len(sizes) if drawn is None else drawn
         self.chained = [0] * len(sizes) if chained is None else chained
-        self.ancestors = _ancestors(columns.parents, depth)
+        self.ancestors = ancestors_of(columns.parents, depth) if ancestors is None else ancestors
         self.host: list[int] | None = None
         self._paths: Tensor | None = None
-        self._chosen: dict[tuple[int, ...], NodeTensors] = {}
+        self._chosen: dict[tuple[int, ...], _ChosenNodes] = {}
 
     @staticmethod
     def of(trees: Sequence[DraftTree], device: torch.device) -> "DeviceNodes":
@@ -91,15 +94,12 @@ class DeviceNodes:
             self._paths = _paths(self.columns, self.depth)
         return self._paths
 
-    def chosen(self, rows: Sequence[int]) -> NodeTensors:
+    def chosen(self, rows: Sequence[int], packet: Packet) -> "_ChosenNodes":
         """Return the nodes of some rows' trees; packing, noise and verification ask for the same."""
         found = self._chosen.get(tuple(rows))
         if found is None:
             flat = [row * self.most + node for row in rows for node in range(self.sizes[row])]
-            places = upload(flat, self.ancestors.device)
-            tokens, parents, depths, _ = (part.flatten()[places] for part in self.columns)
-            found = NodeTensors(tokens, depths, parents, self.ancestors.flatten(0, 1)[places])
-            self._chosen[tuple(rows)] = found
+            found = self._chosen[tuple(rows)] = _ChosenNodes(self, packet.add(flat))
         return found
 
     def tree(self, row: int) -> DraftTree:
@@ -134,6 +134,30 @@ class DeviceNodes:
         )
 
 
+class _ChosenNodes:
+    """Nodes of some rows' trees, which are taken together when they are asked for first.
+
+    Args:
+        places: int64, of the nodes in all rows' columns.
+    """
+
+    def __init__(self, nodes: DeviceNodes, places: Tensor) -> None:
+        self._nodes, self._places = nodes, places
+        self._found: NodeTensors | None = None
+
+    def __call__(self) -> NodeTensors:
+        """Return the nodes, once their places have been sent."""
+        if self._found is None:
+            tokens, parents, depths = (part.flatten()[self._places] for part in self._nodes.columns[:3])
+            self._found = NodeTensors(tokens, depths, parents, self._nodes.ancestors.flatten(0, 1)[self._places])
+        return self._found
+
+
+# Writes the nodes of trees into a packed batch: sets tokens (int64 `[rows]`), adds depths to positions (int64 `[rows]`,
+# the root's at nodes), and sets ancestors (int64 `[rows, words]`).
+Completion = Callable[[Tensor, Tensor, Tensor], None]
+
+
 class DeviceTrees:
     """Trees on a device, with the methods of `HostTrees`.
 
@@ -160,14 +184,19 @@ class DeviceTrees:
     def host_nodes(self, row: int) -> HostNodes:
         return HostNodes(*[(0,) * self.sizes[row]] * 3)
 
-    def complete(self, tokens: Tensor, positions: Tensor, ancestors: Tensor, places: Sequence[int]) -> None:
-        nodes, at = self.nodes(tokens.device), upload(places, tokens.device)
-        tokens.index_copy_(0, at, nodes.tokens)
-        positions.index_add_(0, at, nodes.depths)
-        ancestors[:, : nodes.ancestors.shape[1]].index_copy_(0, at, nodes.ancestors[:, : ancestors.shape[1]])
+    def completion(self, places: Sequence[int], packet: Packet) -> Completion | None:
+        chosen, at = self.nodes(packet), packet.add(places)
 
-    def nodes(self, device: torch.device) -> NodeTensors:  # noqa: ARG002
-        return self.batch.chosen([row for row in self.rows if row is not None and self.batch.sizes[row]])
+        def complete(tokens: Tensor, positions: Tensor, ancestors: Tensor) -> None:
+            nodes = chosen()
+            tokens.index_copy_(0, at, nodes.tokens)
+            positions.index_add_(0, at, nodes.depths)
+            ancestors[:, : nodes.ancestors.shape[1]].index_copy_(0, at, nodes.ancestors[:, : ancestors.shape[1]])
+
+        return complete
+
+    def nodes(self, packet: Packet) -> Callable[[], NodeTensors]:
+        return self.batch.chosen([row for row in self.rows if row is not None and self.batch.sizes[row]], packet)
 
     def paths(self, row: int, device: torch.device) -> Tensor:
         own = self.rows[row]
@@ -187,19 +216,19 @@ class DeviceTrees:
         ]
         return DraftProbs(self.batch.probs.table, self.batch.probs.rows.flatten()[upload(flat, device)])
 
-    def noise(self, keys: Sequence[NoiseKey | None], device: torch.device) -> NoiseRows:
+    def noise(self, keys: Sequence[NoiseKey | None], packet: Packet) -> Callable[[], NoiseRows]:
         """Return the noise as columns, since the host does not know the depths."""
         counts = [1 + size for size in self.sizes]
-        places = [row for row, count in enumerate(counts) for _ in range(count)]
-        at = upload(places, device)
-        columns = NoiseColumns(*(column[at] for column in NoiseColumns.of(keys, device)))
-        if any(keys):
-            node_rows, end = list[int](), 0
-            for count in counts:
-                node_rows += range(end + 1, end + count)
-                end += count
-            columns.positions.index_add_(0, upload(node_rows, device), self.nodes(device).depths)
-        return NoiseRows((), columns)
+        columns = NoiseColumns.of([key for key, count in zip(keys, counts, strict=True) for _ in range(count)], packet)
+        if not any(keys):
+            return lambda: NoiseRows((), columns)
+        node_rows, end = list[int](), 0
+        for count in counts:
+            node_rows += range(end + 1, end + count)
+            end += count
+        chosen, at = self.nodes(packet), packet.add(node_rows)
+        # Not added twice, however often it is asked for.
+        return cache(lambda: NoiseRows((), _deepened(columns, at, chosen().depths)))
 
     def with_probs(self) -> list[DraftTree]:
         found = []
@@ -225,6 +254,12 @@ class DeviceTrees:
         return numbers
 
 
+def _deepened(columns: NoiseColumns, places: Tensor, depths: Tensor) -> NoiseColumns:
+    """Add the depths of nodes to their positions, in place."""
+    columns.positions.index_add_(0, places, depths)
+    return columns
+
+
 def _paths(columns: NodeColumns, depth: int) -> Tensor:
     """Return `DeviceNodes.paths`."""
     device, rows = columns.tokens.device, len(columns.tokens)
@@ -238,11 +273,14 @@ def _paths(columns: NodeColumns, depth: int) -> Tensor:
     return paths
 
 
-def _ancestors(parents: Tensor, depth: int) -> Tensor:
+def ancestors_of(parents: Tensor, depth: int) -> Tensor:
     """Return the nodes on the path to each node as bit sets, int64 `[rows, nodes, words]`."""
     (rows, count), device = parents.shape, parents.device
     words = max(1, ceil_div(count, WORD_BITS))
-    own = upload([split_words(1 << node, words) for node in range(count)], device)
+    node = torch.arange(count, device=device)
+    own = (node.bitwise_and(WORD_BITS - 1).new_ones(count) << node.bitwise_and(WORD_BITS - 1))[:, None]
+    if words > 1:
+        own = own.new_zeros(count, words).scatter_(1, (node // WORD_BITS)[:, None], own)
     bits = own.view(1, count, words).expand(rows, -1, -1)
     under_root = (parents == ROOT)[:, :, None]
     index = parents.clamp_min(0)[:, :, None].expand(-1, -1, words)

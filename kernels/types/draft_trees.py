@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.kernels.types.device_trees import DeviceTrees
+from specdec.kernels.types.device_trees import Completion, DeviceTrees
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import WORD_BITS
 from specdec.kernels.types.tree import NO_DRAFTS, DraftTree, HostNodes, split_words
 from specdec.kernels.types.types import Acceptance, DraftProbs, NodeTensors, NoiseKey, NoiseRows
-from specdec.kernels.types.upload import read_together, upload
+from specdec.kernels.types.upload import Packet, read_together, upload
 
 
 class HostTrees:
@@ -56,27 +56,27 @@ class HostTrees:
         tree = self.trees[row]
         return HostNodes(tree.tokens, tree.depths, tree.ancestors)
 
-    def complete(self, tokens: Tensor, positions: Tensor, ancestors: Tensor, places: Sequence[int]) -> None:
-        """Write what only the device knows of the nodes into a packed batch: here nothing.
+    def completion(self, places: Sequence[int], packet: Packet) -> Completion | None:  # noqa: ARG002
+        """Return what writes into a packed batch what only the device knows of the nodes; here there is nothing.
 
         Args:
-            tokens: int64 `[rows]`; set.
-            positions: int64 `[rows]`, the root's at nodes; depths are added.
-            ancestors: int64 `[rows, words]`; set.
             places: packed rows of all nodes, tree after tree.
+            packet: takes what the function needs, which may be called once it is sent.
         """
+        return None
 
-    def nodes(self, device: torch.device) -> NodeTensors:
-        """Return all nodes, tree after tree."""
+    def nodes(self, packet: Packet) -> Callable[[], NodeTensors]:
+        """Return what returns all nodes, tree after tree, once the packet is sent."""
         words = max(1, ceil_div(max(self.sizes, default=0), WORD_BITS))
         trees = self.trees
         bits = [split_words(bits, words) for tree in trees for bits in tree.ancestors]
-        return NodeTensors(
-            tokens=upload([token for tree in trees for token in tree.tokens], device),
-            depths=upload([depth for tree in trees for depth in tree.depths], device),
-            parents=upload([parent for tree in trees for parent in tree.parents], device),
-            ancestors=upload(bits, device).view(-1, words),
+        found = NodeTensors(
+            tokens=packet.add([token for tree in trees for token in tree.tokens]),
+            depths=packet.add([depth for tree in trees for depth in tree.depths]),
+            parents=packet.add([parent for tree in trees for parent in tree.parents]),
+            ancestors=packet.add(bits).view(-1, words),
         )
+        return lambda: found
 
     def paths(self, row: int, device: torch.device) -> Tensor:
         """Return the tokens on the way to the root and to each node of a row's tree, padded with -1.
@@ -92,8 +92,8 @@ class HostTrees:
         table = torch.cat(tables).to(device, torch.float32)
         return DraftProbs(table, torch.arange(len(table), device=device))
 
-    def noise(self, keys: Sequence[NoiseKey | None], device: torch.device) -> NoiseRows:  # noqa: ARG002
-        """Return the noise of each root and node: that of the output position after it.
+    def noise(self, keys: Sequence[NoiseKey | None], packet: Packet) -> Callable[[], NoiseRows]:
+        """Return what returns the noise of each root and node, once the packet is sent: that of the position after it.
 
         Args:
             keys: key of each row's root; None for a greedy row.
@@ -101,7 +101,8 @@ class HostTrees:
         rows: list[NoiseKey | None] = []
         for tree, key in zip(self.trees, keys, strict=True):
             rows += [key and key._replace(position=key.position + depth) for depth in (0, *tree.depths)]
-        return NoiseRows(rows)
+        found = NoiseRows(rows).send_with(packet)
+        return lambda: found
 
     def with_probs(self) -> Sequence[DraftTree]:
         """Return the trees on the host as `read` does, drawn ones with what they were drawn from."""
@@ -124,6 +125,15 @@ class HostTrees:
 DraftTrees = HostTrees | DeviceTrees
 # An acceptance rule over a batch: (processed logits `[rows + nodes, vocab]`, trees, each row's noise at its root).
 BatchWalk = Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
+# The rule for given trees and noise: of the logits.
+PreparedWalk = Callable[[Tensor], list[Acceptance]]
+# What prepares a rule, before the logits are there. It may be called once the packet is sent.
+WalkMaker = Callable[[DraftTrees, NoiseRows, Packet], PreparedWalk]
+
+
+def at_once(walk: BatchWalk) -> WalkMaker:
+    """Return a rule on the host as what prepares it; there is nothing to send."""
+    return lambda trees, noise, packet: lambda scores: walk(scores, trees, noise)  # noqa: ARG005
 
 
 @dataclass(frozen=True)
@@ -140,5 +150,5 @@ class Walks:
             argmax.
     """
 
-    coupled: BatchWalk | None = None
-    rejection: BatchWalk | None = None
+    coupled: WalkMaker | None = None
+    rejection: WalkMaker | None = None

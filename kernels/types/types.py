@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specdec.kernels.types.upload import upload
+from specdec.kernels.types.upload import Packet
 
 # Dtypes that the Triton kernels compute with; the references take float64 as well.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -66,11 +66,11 @@ class NoiseColumns(NamedTuple):
     sampled: Tensor
 
     @staticmethod
-    def of(keys: Sequence[NoiseKey | None], device: torch.device) -> "NoiseColumns":
-        """Return the keys on a device; 0 where a row has no noise."""
-        numbers = upload([(*key, 1) if key else (0, 0, 0, 0) for key in keys], device)
-        seeds, indices, positions, sampled = numbers.view(-1, 4).T.contiguous().unbind()
-        return NoiseColumns(seeds, indices, positions, sampled.bool())
+    def of(keys: Sequence[NoiseKey | None], packet: Packet) -> "NoiseColumns":
+        """Return the keys on a device, once the packet is sent; 0 where a row has no noise."""
+        numbers = [[0 if key is None else key[part] for key in keys] for part in range(3)]
+        seeds, indices, positions = map(packet.add, numbers)
+        return NoiseColumns(seeds, indices, positions, packet.add([key is not None for key in keys], torch.bool))
 
 
 class NoiseRows:
@@ -87,8 +87,16 @@ class NoiseRows:
     def columns(self, device: torch.device) -> NoiseColumns:
         """Return the keys on a device; they are sent there once."""
         if self._columns is None:
-            self._columns = NoiseColumns.of(self.keys, device)
+            packet = Packet(device)
+            self._columns = NoiseColumns.of(self.keys, packet)
+            packet.send()
         return self._columns
+
+    def send_with(self, packet: Packet) -> "NoiseRows":
+        """Have the keys sent beside other numbers; return this noise."""
+        if packet.is_copied and self._columns is None:
+            self._columns = NoiseColumns.of(self.keys, packet)
+        return self
 
     def repeated(self, times: int) -> "NoiseRows":
         """Return each row's noise `times` times in turn."""

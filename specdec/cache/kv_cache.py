@@ -13,7 +13,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types import kv_entries
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.pinned_memory import host_empty
-from specdec.kernels.types.upload import upload
+from specdec.kernels.types.upload import Packet
 
 
 class BlockTransfers(Protocol):
@@ -145,8 +145,9 @@ class KVCache:
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy the target's entries from slots `source` to slots `target`, which may overlap."""
-        device = self.target.device
-        sources, targets = upload(source, device), upload(target, device)
+        packet = Packet(self.target.device)
+        sources, targets = packet.add(source), packet.add(target)
+        packet.send()
         self.kernels.move_kv(self._target.memory, sources, targets)
         if self.features is not None:
             self.kernels.move_kv(self.features[None], sources, targets)
@@ -163,9 +164,10 @@ class KVCache:
                 assert transfers is not None
                 transfers.start_load_kv([move.source for move in run], [move.target for move in run])
                 continue
-            device = self.target.device
-            sources = upload([move.source for move in run], device)
-            targets = upload([move.target for move in run], device)
+            packet = Packet(self.target.device)
+            sources = packet.add([move.source for move in run])
+            targets = packet.add([move.target for move in run])
+            packet.send()
             if run[0].kind == MoveKind.COPY:
                 features = None if self.features is None else self.features[None]
                 draft = None if self._draft is None else self._draft.memory

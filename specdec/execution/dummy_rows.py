@@ -6,7 +6,6 @@ from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import ROOT, DraftTree, TreeRow
 from specdec.verify.sampling import Context, Sampling
-from specdec.verify.tree_batch import TreeBatch
 
 
 def padding_row(cache: KVCache, num_tokens: int, num_scored: int = 0) -> TreeRow:
@@ -26,12 +25,12 @@ def dummy_rows(cache: KVCache, count: int, context: int, nodes: int = 0) -> tupl
     return [row] * count, HostTrees([tree] * count)
 
 
-def dummy_batch(cache: KVCache, most_rows: int, tokens: int, adapted: bool) -> TreeBatch:
+def dummy_batch(cache: KVCache, most_rows: int, tokens: int, adapted: bool) -> tuple[list[TreeRow], HostTrees]:
     """Make a step of `tokens` tokens, divided among as many rows as allowed; no row has a cached token."""
     rows = min(tokens, most_rows)
     counts = [tokens // rows + (row < tokens % rows) for row in range(rows)]
     parts = [TreeRow([0] * count, 0, cache.null_block_table(count), 1, int(adapted)) for count in counts]
-    return TreeBatch.pack(parts, HostTrees.empty(rows), cache.block_size, cache.target.device)
+    return parts, HostTrees.empty(rows)
 
 
 def dummy_draft_rows(

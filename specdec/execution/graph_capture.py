@@ -9,8 +9,10 @@ from torch import Tensor
 
 from specdec.core.progress import progress_bar
 from specdec.draft_heads.drafting.draft_graphs import DraftGraphs, LoopGraphs
+from specdec.draft_heads.drafting.draft_levels import DraftLevels
 from specdec.draft_heads.drafting.drafter import Proposal
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
+from specdec.draft_heads.drafting.tree_search import SearchedNodes
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.execution.dummy_rows import dummy_batch, dummy_draft_rows
 from specdec.execution.model_runner import ModelRunner
@@ -18,6 +20,7 @@ from specdec.execution.step_graphs import GraphLimits, StepGraphs
 from specdec.kernels.triton.attention_plan import AttentionGeometry
 from specdec.kernels.triton.plan_buffer import Capture
 from specdec.kernels.types.integers import next_power_of_2
+from specdec.kernels.types.upload import Packet
 
 # Limit of the draft probabilities of drawn trees: float32 over the vocabulary for each node that has children. More
 # rows than have room are drafted without a graph.
@@ -39,7 +42,9 @@ def capture_passes(runner: ModelRunner, capture: Capture, limits: GraphLimits) -
     keys = graphs.pass_keys()
     with torch.inference_mode(), progress_bar(len(keys), "capturing passes") as advance:
         for key in keys:
-            graphs.capture(key, dummy_batch(cache, limits.rows, key.tokens, key.adapted), capture)
+            packet = Packet(cache.target.device)
+            packed = graphs.pack(packet, *dummy_batch(cache, limits.rows, key.tokens, key.adapted))
+            graphs.capture(key, packed, packet, capture)
             advance()
 
 
@@ -59,7 +64,7 @@ def capture_drafting(drafter: TreeDrafter[Any], runner: ModelRunner, capture: Ca
         probs = draft_probs_buffer(drafter, most)
         draw = partial(draw, probs=probs)
         cases += [(rows, True) for rows in counts if rows <= len(probs)]
-    drafter.graphs = DraftGraphs(LoopGraphs(drafter.search, *rest), LoopGraphs(draw, *rest))
+    drafter.graphs = DraftGraphs(LoopGraphs(KeptSearch(drafter), *rest), LoopGraphs(draw, *rest))
     with torch.inference_mode(), progress_bar(len(cases), "capturing drafting") as advance:
         for rows, drawn in cases:
             for adapter in sorted({0, min(1, limits.adapters)}):
@@ -67,6 +72,24 @@ def capture_drafting(drafter: TreeDrafter[Any], runner: ModelRunner, capture: Ca
                     capture, dummy_draft_rows(cache, rows, DRAFTED_CONTEXT, shape, adapter=adapter), drawn=drawn
                 )
             advance()
+
+
+class KeptSearch:
+    """A search whose nodes lie outside of the graphs' memory, which the pass that follows overwrites.
+
+    All graphs share theirs. The first call is that of the most rows.
+    """
+
+    def __init__(self, drafter: TreeDrafter[Any]) -> None:
+        self._drafter = drafter
+        self._memory: SearchedNodes | None = None
+
+    def __call__(self, levels: DraftLevels, roots: Tensor) -> SearchedNodes:
+        """See `TreeDrafter.search_nodes`."""
+        found = self._drafter.search_nodes(levels, roots)
+        if self._memory is None:
+            self._memory = found.like()
+        return found.copied_to(self._memory)
 
 
 def draft_probs_buffer(drafter: TreeDrafter[Any], rows: int) -> Tensor:

@@ -16,6 +16,7 @@ from specdec.execution.micro_batches import micro_batches
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.fused import FusedTarget, TargetCache
 from specdec.kernels.types.tree import TreeRow
+from specdec.kernels.types.upload import Packet
 from specdec.models.llama import LlamaModel
 from specdec.verify.tree_batch import TreeBatch
 
@@ -84,16 +85,20 @@ class ModelRunner:
         self.head = head
         self.one_call = self._one_call()
 
-    def forward(self, parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
+    def forward(self, parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet | None = None) -> Tensor:
         """Return logits `[sum of (num_scored + nodes), vocab_size]`; store keys, values and features in the cache.
 
         A stage before the last sends its output to the next one, and has no logits.
+
+        Args:
+            packet: other numbers for the device, which go there beside those of the pass.
         """
+        packet = Packet(self.cache.target.device) if packet is None else packet
         before_layer = self._layer_transfers()
         if self.one_call is not None:
             return self.one_call(parts, trees.read(), before_layer)
         groups = micro_batches(parts, trees, self.model.num_stages)
-        states = [self._scored_states(*group, before_layer) for group in groups]
+        states = [self._scored_states(*group, packet, before_layer) for group in groups]
         self.model.flush()
         rows = states[0] if len(states) == 1 else torch.cat(states)
         if not len(rows):
@@ -116,17 +121,22 @@ class ModelRunner:
         return before_layer
 
     def _scored_states(
-        self, parts: Sequence[TreeRow], trees: DraftTrees, before_layer: BeforeLayer | None = None
+        self, parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet, before_layer: BeforeLayer | None
     ) -> Tensor:
         """Run the decoder on rows; return what logits are made of, `[sum of (num_scored + nodes), hidden_size]`."""
-        run: Callable[[TreeBatch], Tensor] = partial(self.features, before_layer=before_layer)
-        padding = 0
         # A graph is replayed as a whole.
-        if self.graphs is not None and before_layer is None:
-            run, padding = self.graphs, self.graphs.padding(sum(len(row.tokens) for row in parts) + sum(trees.sizes))
+        graphs = self.graphs if before_layer is None else None
+        padding = graphs.padding(sum(len(row.tokens) for row in parts) + sum(trees.sizes)) if graphs is not None else 0
         if padding:
             parts = [*parts, padding_row(self.cache, padding)]
-        batch = TreeBatch.pack(parts, trees, self.cache.block_size, self.cache.target.device)
+        run: Callable[[TreeBatch], Tensor] = partial(self.features, before_layer=before_layer)
+        if graphs is None:
+            packed = TreeBatch.pack_into(packet, parts, trees, self.cache.block_size)
+        else:
+            packed = graphs.pack(packet, parts, trees)
+            run = graphs.pass_of(packed, packet)
+        packet.send()
+        batch = packed.complete()
         features = run(batch)
         wanted = batch.logit_rows
         if not self.model.is_last:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.types.draft_trees import DraftTrees, Walks
-from specdec.kernels.types.types import NO_TOKEN, Acceptance, NoiseRows, NoiseSource, Stream
+from specdec.kernels.types.draft_trees import DraftTrees, PreparedWalk, Walks, at_once
+from specdec.kernels.types.types import NO_TOKEN, NoiseRows, NoiseSource, Stream
+from specdec.kernels.types.upload import Packet
 from specdec.models.sharded_llama import ShardedLlama
 from specdec.models.tp_plan import Span
 from specdec.parallel.rank_group import RankGroup
@@ -34,20 +35,18 @@ class SplitVerifier:
         self._split: CoupledVerifier | None = None
         if isinstance(inner, CoupledVerifier) and kernels.noise is not None and model.shard.plan.vocabulary:
             argmax = SplitArgmax(model.group, model.shard.vocab, kernels.noise)
-            walks = Walks(coupled=partial(coupled_walk, argmax, follow_all))
+            walks = Walks(coupled=at_once(partial(coupled_walk, argmax, follow_all)))
             self._split = CoupledVerifier(replace(kernels, walks=walks))
 
-    def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
-        """Return the outcome of each row; see `CoupledVerifier.verify`.
-
-        Args:
-            logits: `[sum of (1 + nodes), part of the vocabulary]`.
-        """
+    def prepare(self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet) -> PreparedWalk:
+        """See `CoupledVerifier.prepare`; the logits are `[sum of (1 + nodes), part of the vocabulary]`."""
         if self._split is not None:
             free = [_without_grammar(context) for context in contexts]
             if not any(one.sampling.edits or one.sampling.filters for one in free):
-                return self._split.verify(trees, free, self._allowed(trees, contexts, logits))
-        return self.inner.verify(trees, contexts, self.model.whole(logits))
+                own = self._split.prepare(trees, free, packet)
+                return lambda logits: own(self._allowed(trees, contexts, logits))
+        walk = self.inner.prepare(trees, contexts, packet)
+        return lambda logits: walk(self.model.whole(logits))
 
     def _allowed(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> Tensor:
         """Return this rank's logits, -inf for tokens that the requests' grammars forbid."""

@@ -8,6 +8,7 @@ from specdec.execution.step_order import StepOrder, StepOutcome
 from specdec.execution.worker import DraftedStep, Worker
 from specdec.kernels.types.draft_trees import DraftTrees, HostTrees
 from specdec.kernels.types.tree import DraftTree
+from specdec.kernels.types.upload import Packet
 from specdec.parallel.ranks import Ranks
 from specdec.verify.verifier import Verifier
 
@@ -25,6 +26,9 @@ class StageWorker(Worker):
         trees = HostTrees(self._ranks.receive())
         self._drafted = DraftedStep(order, trees, [], [])
         return trees
+
+    def prepare_walk(self, order: StepOrder, trees: DraftTrees, packet: Packet) -> None:
+        """Do nothing: the last stage accepts."""
 
     def finish(self) -> StepOutcome:
         """See `Worker.finish`."""

@@ -6,12 +6,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.triton.attention_plan import AttentionGeometry, Plan, chip_of, configs_of, reachable_heights
-from specdec.kernels.triton.plan_buffer import Capture, PlanBuffer, PlanCapacity, fill_plan, most_tiles
-from specdec.kernels.triton.tree_attention import plan_of
+from specdec.kernels.triton.attention_plan import (
+    AttentionGeometry,
+    Plan,
+    PlanCapacity,
+    best_height,
+    chip_of,
+    configs_of,
+    reachable_heights,
+)
+from specdec.kernels.triton.plan_buffer import Capture, PlanRoom, most_tiles
 from specdec.kernels.types.adapters import ADAPTED, AdapterBuffer, AdapterRows, fill_adapted
+from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.ragged_rows import RaggedRows
-from specdec.verify.tree_batch import TreeBatch
+from specdec.kernels.types.tree import TreeRow
+from specdec.kernels.types.upload import Packet, PacketLayout
+from specdec.verify.tree_batch import PackedBatch, TreeBatch, row_layout
 
 # Token counts up to the first number are padded to multiples of the second. Longer steps are not captured: their
 # arithmetic takes longer than the host needs for their launches.
@@ -68,7 +78,7 @@ class StepGraphs:
 
     All graphs are captured before the first request, so that no step waits for a capture. They are few, since each has
     room for the largest attention plan of its tokens (`PlanCapacity`). All share the memory of their inputs and of
-    their output.
+    their output. A step's rows and plans lie in its packet as they do there, so a copy each sets them.
 
     Args:
         run: the pass. It returns features `[tokens, hidden_size]` and stores keys, values and features in the cache.
@@ -80,26 +90,30 @@ class StepGraphs:
         self, run: Pass, output: Tensor, geometries: Sequence[AttentionGeometry], limits: GraphLimits, block_size: int
     ) -> None:
         self.run, self.output, self.geometries, self.limits = run, output, geometries, limits
-        tokens, self.chip, device = limits.padded_tokens, chip_of(output.device), output.device
+        self.block_size, self.chip, device = block_size, chip_of(output.device), output.device
         self.configs = {geometry: configs_of(geometry, self.chip) for geometry in geometries}
-        self.plans = {one: PlanBuffer(self.capacity(one, tokens, 0), device) for one in geometries}
+        tokens = limits.padded_tokens
         self.adapters = AdapterBuffer(tokens, limits.adapters, device) if limits.adapters else None
         self.captured: dict[PassKey, _PassGraph] = {}
+        self.rows = torch.zeros(self.layout(tokens).size, dtype=torch.uint8, device=device)
+        most = max(self.plan_layout(key)[1].size for key in self.pass_keys())
+        self.plans = torch.zeros(most, dtype=torch.uint8, device=device)
+        self.tables = torch.zeros(limits.rows, limits.blocks, dtype=torch.int64, device=device)
 
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int64, device=device)
+    def layout(self, tokens: int) -> PacketLayout:
+        """Return how the rows of a step of `tokens` tokens lie in memory."""
+        return row_layout(tokens, self.limits.words)
 
-        # The kernel reads the plan alone, so the rows' lengths are not needed.
-        rows = RaggedRows(
-            query_lens=(),
-            lengths=(),
-            tree_starts=(),
-            block_tables=zeros(limits.rows, limits.blocks),
-            visible=zeros(tokens),
-            ancestors=zeros(tokens, limits.words),
-            block_size=block_size,
-        )
-        self.inputs = TreeBatch(zeros(tokens), zeros(tokens), zeros(tokens), rows, zeros(0), ())
+    def plan_layout(self, key: PassKey) -> tuple[list[PlanRoom], PacketLayout]:
+        """Return the room of each geometry's plan, and how the plans lie in memory."""
+        layout = PacketLayout()
+        rooms = [
+            PlanRoom(key.height, self.configs[one][key.height], self.capacity(one, key.tokens, key.height))
+            for one in self.geometries
+        ]
+        for room in rooms:
+            room.add_to(layout)
+        return rooms, layout
 
     @staticmethod
     def padding(tokens: int) -> int:
@@ -122,87 +136,113 @@ class StepGraphs:
             for some in adapted
         ]
 
-    def capture(self, key: PassKey, batch: TreeBatch, capture: Capture) -> None:
+    def pack(self, packet: Packet, parts: Sequence[TreeRow], trees: DraftTrees) -> PackedBatch:
+        """Pack a step's rows as a graph takes them."""
+        tokens = sum(len(part.tokens) for part in parts) + sum(trees.sizes)
+        return TreeBatch.pack_into(
+            packet, parts, trees, self.block_size, self.layout(tokens), least_words=self.limits.words
+        )
+
+    def capture(self, key: PassKey, packed: PackedBatch, packet: Packet, capture: Capture) -> None:
         """Capture the pass of a key.
 
         Args:
-            batch: of its tokens, which belong to no request.
+            packed: a step of its tokens, which belong to no request.
+            packet: takes the other inputs; it is sent.
             capture: `CudaGraphs.capture` on a GPU.
         """
-        self.captured[key] = _PassGraph(self, key, batch, capture)
+        graph = self.captured[key] = _PassGraph(self, key)
+        fill = graph.filling(packed, packet)
+        packet.send()
+        fill(packed.complete())
+        graph.capture(capture)
 
-    def __call__(self, batch: TreeBatch) -> Tensor:
-        """Return features `[tokens, hidden_size]`, which are valid until the next call."""
+    def pass_of(self, packed: PackedBatch, packet: Packet) -> Pass:
+        """Return the pass for a batch: captured, or launched kernel by kernel. Its features are valid until the next.
+
+        Args:
+            packed: of `pack`.
+            packet: takes what the pass needs, which may run once it is sent.
+        """
+        batch = packed.batch
         (rows, blocks), words = batch.rows.block_tables.shape, batch.rows.ancestors.shape[1]
         # The trees of choices may be larger than drafts.
         if rows > self.limits.rows or blocks > self.limits.blocks or words > self.limits.words:
-            return self.run(batch)
-        plans = [plan_of(batch.rows, geometry) for geometry in self.geometries]
-        key = PassKey(len(batch.tokens), plans[0].height, AdapterRows.of(batch.rows) is not None)
-        graph = self.captured.get(key)
-        return self.run(batch) if graph is None else graph(batch, plans)
+            return self.run
+        one = self.geometries[0]
+        height = best_height(batch.rows, one.group, self.configs[one])
+        graph = self.captured.get(PassKey(len(batch.tokens), height, AdapterRows.of(batch.rows) is not None))
+        return self.run if graph is None else graph.pass_of(packed, packet)
 
     def capacity(self, geometry: AttentionGeometry, tokens: int, height: int) -> PlanCapacity:
-        """Return the capacity for every attention plan of `tokens` tokens; with height 0, of tiles of any height."""
-        per_tile = (height or min(self.configs[geometry])) // geometry.group
-        tiles = most_tiles(tokens, self.limits.rows, max(per_tile, 1))
+        """Return the capacity for every attention plan of `tokens` tokens in tiles of a height."""
+        tiles = most_tiles(tokens, self.limits.rows, max(height // geometry.group, 1))
         return PlanCapacity.of(tiles, geometry.kv_heads, self.chip.processors)
 
 
 class _PassGraph:
     """A captured pass over the first tokens of its owner's inputs."""
 
-    def __init__(self, owner: StepGraphs, key: PassKey, batch: TreeBatch, capture: Capture) -> None:
-        tokens, shared = key.tokens, owner.inputs
+    def __init__(self, owner: StepGraphs, key: PassKey) -> None:
+        self.owner, self.key = owner, key
+        layout = owner.layout(key.tokens)
+        self._rows = owner.rows[: layout.size]
+        tokens, positions, slots, visible, ancestors = layout.views(self._rows)
+        # The kernel reads the plan alone, so the rows' lengths are not needed.
         rows = RaggedRows(
             query_lens=(),
             lengths=(),
             tree_starts=(),
-            block_tables=shared.rows.block_tables,
-            visible=shared.rows.visible[:tokens],
-            ancestors=shared.rows.ancestors[:tokens],
-            block_size=shared.rows.block_size,
+            block_tables=owner.tables,
+            visible=visible,
+            ancestors=ancestors,
+            block_size=owner.block_size,
         )
-        self.plans = [
-            owner.plans[one].plan(key.height, owner.configs[one][key.height], owner.capacity(one, tokens, key.height))
-            for one in owner.geometries
-        ]
-        rows.plans.update(zip(owner.geometries, self.plans, strict=True))
-        self.adapted = owner.adapters.rows(tokens) if owner.adapters is not None and key.adapted else None
+        self.rooms, self._plan_layout = owner.plan_layout(key)
+        self._plans = owner.plans[: self._plan_layout.size]
+        views = self._plan_layout.views(self._plans)
+        for one, room, items, joins in zip(owner.geometries, self.rooms, views[::2], views[1::2], strict=True):
+            rows.plans[one] = room.plan(items, joins)
+        self.adapted = owner.adapters.rows(key.tokens) if owner.adapters is not None and key.adapted else None
         rows.plans[ADAPTED] = self.adapted
-        self.batch = TreeBatch(
-            shared.tokens[:tokens], shared.positions[:tokens], shared.slots[:tokens], rows, shared.logit_rows, ()
-        )
-        self.output = owner.output[:tokens]
-        given = [
-            Plan.make(batch.rows, one, owner.configs[one], owner.chip.processors, key.height)
-            for one in owner.geometries
-        ]
-        self._fill(batch, given)
-        self._replay: Callable[[], None] = capture(lambda: self._run(owner.run))
+        self.batch = TreeBatch(tokens, positions, slots, rows, tokens[:0], ())
+        self.output = owner.output[: key.tokens]
+        self._replay: Callable[[], None]
 
-    def __call__(self, batch: TreeBatch, plans: Sequence[Plan]) -> Tensor:
-        self._fill(batch, plans)
-        self._replay()
-        return self.output
+    def capture(self, capture: Capture) -> None:
+        """Capture the pass over the inputs as they are."""
+        self._replay = capture(lambda: self._run(self.owner.run))
+
+    def pass_of(self, packed: PackedBatch, packet: Packet) -> Pass:
+        """See `StepGraphs.pass_of`."""
+        fill = self.filling(packed, packet)
+
+        def run(batch: TreeBatch) -> Tensor:
+            fill(batch)
+            self._replay()
+            return self.output
+
+        return run
+
+    def filling(self, packed: PackedBatch, packet: Packet) -> Callable[[TreeBatch], None]:
+        """Return what sets the inputs to those of a batch, once it is complete."""
+        owner, given, rows = self.owner, packed.batch.rows, packed.image
+        assert rows is not None
+        plans = packet.begin(self._plan_layout)
+        for one, room in zip(owner.geometries, self.rooms, strict=True):
+            made = Plan.make(given, one, owner.configs[one], owner.chip.processors, room.height, packet, room.capacity)
+            room.check(made)
+        adapted = AdapterRows.of(given)
+
+        def fill(batch: TreeBatch) -> None:
+            self._rows.copy_(rows())
+            self._plans.copy_(plans())
+            tables = batch.rows.block_tables
+            owner.tables[: tables.shape[0], : tables.shape[1]].copy_(tables)
+            if self.adapted is not None and adapted is not None:
+                fill_adapted(self.adapted, adapted)
+
+        return fill
 
     def _run(self, run: Pass) -> None:
         self.output.copy_(run(self.batch))
-
-    def _fill(self, batch: TreeBatch, plans: Sequence[Plan]) -> None:
-        own, rows = self.batch, self.batch.rows
-        for mine, given in (
-            (own.tokens, batch.tokens),
-            (own.positions, batch.positions),
-            (own.slots, batch.slots),
-            (rows.visible, batch.rows.visible),
-        ):
-            mine.copy_(given)
-        for mine, given in ((rows.block_tables, batch.rows.block_tables), (rows.ancestors, batch.rows.ancestors)):
-            mine[: given.shape[0], : given.shape[1]].copy_(given)
-        rows.ancestors[:, batch.rows.ancestors.shape[1] :].zero_()
-        for kept, plan in zip(self.plans, plans, strict=True):
-            fill_plan(kept, plan)
-        adapted = AdapterRows.of(batch.rows)
-        if self.adapted is not None and adapted is not None:
-            fill_adapted(self.adapted, adapted)

@@ -14,8 +14,9 @@ from specdec.draft_heads.drafting.structured_drafts import without_forbidden
 from specdec.execution.device_clock import Mark, mark
 from specdec.execution.model_runner import ModelRunner
 from specdec.execution.step_order import StepOrder, StepOutcome
-from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.draft_trees import DraftTrees, PreparedWalk
 from specdec.kernels.types.types import Acceptance
+from specdec.kernels.types.upload import Packet
 from specdec.verify.tree_batch import slots_of
 from specdec.verify.verifier import Verifier
 
@@ -54,6 +55,7 @@ class Worker:
         self.device = runner.cache.target.device
         self._drafted: DraftedStep | None = None
         self._logits: Tensor | None = None
+        self._walk: PreparedWalk | None = None
 
     @property
     def cache(self) -> KVCache:
@@ -79,7 +81,10 @@ class Worker:
         """Launch the forward pass of the step that was drafted, and what the drafter reads behind it."""
         assert self._drafted is not None, "no step was drafted"
         order, trees, late, drafting = self._drafted
-        self._logits = self.runner.forward(order.parts, trees)
+        packet = Packet(self.device)
+        self._walk = self.prepare_walk(order, trees, packet)
+        self._logits = self.runner.forward(order.parts, trees, packet)
+        packet.send()
         if late:
             start = mark(self.device)
             self.drafter.propose(late)
@@ -89,9 +94,9 @@ class Worker:
         """Verify the drafts of the launched step, and move accepted cache entries into place."""
         assert self._drafted is not None, "no step was drafted"
         assert self._logits is not None, "no step was launched"
-        (order, trees, _, drafting), logits = self._drafted, self._logits
-        self._drafted = self._logits = None
-        acceptances = self._verify(order, trees, logits)
+        (order, trees, _, drafting), logits, walk = self._drafted, self._logits, self._walk
+        self._drafted = self._logits = self._walk = None
+        acceptances = [] if walk is None else walk(_sampled_logits(order, trees, logits))
         self.move_accepted(order, acceptances)
         whole = self.runner.model.whole(logits) if order.needs_logits else None
         return StepOutcome(trees.read(), acceptances, whole, drafting, {})
@@ -101,15 +106,13 @@ class Worker:
         self.drafter.propose(rows)
         self.runner.wait()
 
-    def _verify(self, order: StepOrder, trees: DraftTrees, logits: Tensor) -> list[Acceptance]:
+    def prepare_walk(self, order: StepOrder, trees: DraftTrees, packet: Packet) -> PreparedWalk | None:
+        """Return the acceptance rule of the sampled rows, None without such rows."""
         sampled = order.sampled
         if not sampled:
-            return []
-        if sum(1 + trees.sizes[row] for row in sampled) < len(logits):
-            spans = score_spans(order, trees.sizes)
-            logits = torch.cat([logits[spans[row].stop - 1 - trees.sizes[row] : spans[row].stop] for row in sampled])
+            return None
         own = trees if len(sampled) == len(order.parts) else trees.select(sampled)
-        return self.verifier.verify(own, [order.drafts[row].context for row in sampled], logits)
+        return self.verifier.prepare(own, [order.drafts[row].context for row in sampled], packet)
 
     def move_accepted(self, order: StepOrder, acceptances: Sequence[Acceptance]) -> None:
         """Move cache entries of accepted nodes that do not lie behind their chain yet to there."""
@@ -137,6 +140,14 @@ def _split(order: StepOrder) -> tuple[list[DraftRow], list[DraftRow]]:
         return order.drafts, []
     waiting = {id(row) for row in late}
     return [row._replace(draft_prefill_end=0) if id(row) in waiting else row for row in order.drafts], late
+
+
+def _sampled_logits(order: StepOrder, trees: DraftTrees, logits: Tensor) -> Tensor:
+    """Return the logits of the sampled rows' roots and nodes."""
+    if sum(1 + trees.sizes[row] for row in order.sampled) == len(logits):
+        return logits
+    spans = score_spans(order, trees.sizes)
+    return torch.cat([logits[spans[row].stop - 1 - trees.sizes[row] : spans[row].stop] for row in order.sampled])
 
 
 def score_spans(order: StepOrder, sizes: Sequence[int]) -> list[slice]:

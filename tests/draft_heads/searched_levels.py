@@ -1,14 +1,16 @@
 """Tree searches over heads whose log-probabilities depend on the path alone."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.draft_heads.drafting.tree_search import TreeSearch
+from specdec.draft_heads.drafting.tree_search import TreeBounds, TreeSearch
+from specdec.kernels.types.device_trees import DeviceTrees
+from specdec.kernels.types.upload import Packet
 
 VOCAB = 12
 Path = tuple[int, ...]
@@ -49,6 +51,13 @@ def search_with(heads: list[Head], shape: DraftShape) -> tuple[TreeSearch, list[
         for own, tokens, parents in zip(frontiers, frontier.tokens.tolist(), frontier.parents.tolist(), strict=True):
             own.append([(*own[-1][parent], token) for token, parent in zip(tokens, parents, strict=True)])
     return search, frontiers
+
+
+def device_trees_of(search: TreeSearch, budgets: Sequence[int], depths: Sequence[int]) -> DeviceTrees:
+    """Return the trees of a search on a device."""
+    packet = Packet(torch.device("cpu"))
+    bounds = TreeBounds.of(budgets, depths, search.num_levels, search.width, packet)
+    return search.nodes(bounds).trees(bounds.sizes)
 
 
 bounds = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), min_size=1, max_size=3)

@@ -41,7 +41,7 @@ def served_states(head: BlockForm, tokens: list[int], features: Tensor, kernels:
                 query_lens=[size],
                 lengths=[known + size],
                 tree_starts=[known],
-                block_tables=pad_block_tables([table], slots.device),
+                block_tables=torch.tensor(pad_block_tables([table]), device=slots.device),
                 visible=torch.full((size,), known),
                 ancestors=torch.tensor(bits)[:, None],
                 block_size=BLOCK,

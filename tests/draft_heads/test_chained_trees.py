@@ -10,7 +10,7 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.kernels.types.device_trees import DeviceTrees
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import DraftTree
-from tests.draft_heads.searched_levels import random_head, search_with
+from tests.draft_heads.searched_levels import device_trees_of, random_head, search_with
 from tests.draft_heads.tree_equality import assert_nodes_equal, assert_packed_equal, assert_read_equal
 from tests.strategies import draft_trees, seeds
 
@@ -38,7 +38,7 @@ def test_on_a_device_they_are_the_trees_of_the_host(rows: list[tuple[int, ChainN
     search, _ = search_with([random_head(seed, row) for row in range(len(rows))], DraftShape(3, 3, 9))
     budgets, depths, chains = [budget for budget, _ in rows], [3] * len(rows), [own for _, own in rows]
     host = add_chains(search.host_trees(budgets, depths), chains, CPU)
-    drafted = search.device_trees(budgets, depths)
+    drafted = device_trees_of(search, budgets, depths)
     device = add_chains(drafted, chains, CPU)
     assert device.sizes == host.sizes
     assert device.is_drawn == host.is_drawn

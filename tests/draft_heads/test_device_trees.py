@@ -15,8 +15,9 @@ from specdec.kernels.types.device_trees import DeviceTrees
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.types import NoiseKey
+from specdec.kernels.types.upload import Packet
 from tests.draft_heads.drawn_levels import Head, draw_with
-from tests.draft_heads.searched_levels import bounds, coarse_head, random_head, search_with
+from tests.draft_heads.searched_levels import bounds, coarse_head, device_trees_of, random_head, search_with
 from tests.draft_heads.tree_equality import assert_nodes_equal, assert_packed_equal, assert_read_equal
 from tests.strategies import draft_shapes, seeds
 from tests.verify.tree_probs import probs_of
@@ -34,15 +35,16 @@ def test_they_are_the_trees_of_the_host(
     """Where no node is impossible; the host leaves such nodes out."""
     search, _ = search_with([make(seed, row) for row in range(len(bounds))], shape)
     budgets, depths = [b for b, _ in bounds], [d for _, d in bounds]
-    wanted, grown = search.host_trees(budgets, depths), search.device_trees(budgets, depths)
+    wanted, grown = search.host_trees(budgets, depths), device_trees_of(search, budgets, depths)
     assert grown.sizes == wanted.sizes
     assert grown.is_drawn == wanted.is_drawn
     assert grown.depth >= wanted.depth
     assert_nodes_equal(grown, wanted)
     assert_packed_equal(grown, wanted)
     keys = [NoiseKey(seed, row, 7) if row % 2 else None for row in range(len(bounds))]
-    for mine, other in zip(grown.noise(keys, CPU).columns(CPU), wanted.noise(keys, CPU).columns(CPU), strict=True):
-        assert torch.equal(mine * wanted.noise(keys, CPU).columns(CPU).sampled, other)
+    mine, other = (trees.noise(keys, Packet(CPU))().columns(CPU) for trees in (grown, wanted))
+    for own, expected in zip(mine, other, strict=True):
+        assert torch.equal(own * other.sampled, expected)
     assert grown.batch.host is None
     assert_read_equal(grown.read(), wanted.read())
 
@@ -50,16 +52,16 @@ def test_they_are_the_trees_of_the_host(
 def test_128_nodes_take_two_words() -> None:
     shape = DraftShape(6, 8, 128)
     search, _ = search_with([random_head(0, 0), random_head(0, 1)], shape)
-    wanted, grown = search.host_trees([128, 70], [6, 6]), search.device_trees([128, 70], [6, 6])
+    wanted, grown = search.host_trees([128, 70], [6, 6]), device_trees_of(search, [128, 70], [6, 6])
     assert grown.sizes == [128, 70]
-    for mine, other in zip(grown.nodes(CPU), wanted.nodes(CPU), strict=True):
+    for mine, other in zip(grown.nodes(Packet(CPU))(), wanted.nodes(Packet(CPU))(), strict=True):
         assert torch.equal(mine, other)
 
 
 @pytest.mark.parametrize("first", [lambda t: t.read(), lambda t: t.select([1]).read(), lambda t: t.read_with([])])
 def test_one_transfer_reads_all(first: Callable[[DeviceTrees], object], monkeypatch: pytest.MonkeyPatch) -> None:
     search, _ = search_with([random_head(1, 0), random_head(1, 1)], DraftShape(3, 2, 6))
-    grown = search.device_trees([6, 4], [3, 3])
+    grown = device_trees_of(search, [6, 4], [3, 3])
     assert sum(grown.sizes) == 10
     assert grown.batch.host is None
     first(grown)
@@ -71,10 +73,10 @@ def test_one_transfer_reads_all(first: Callable[[DeviceTrees], object], monkeypa
 def test_numbers_and_trees_come_in_one_transfer() -> None:
     search, _ = search_with([random_head(1, 0), random_head(1, 1)], DraftShape(3, 2, 6))
     parts = [torch.tensor([[1, 2], [3, 4]]), torch.tensor([5]), torch.empty(0, dtype=torch.int64)]
-    for trees in (search.device_trees([6, 4], [3, 3]), search.host_trees([6, 4], [3, 3])):
+    for trees in (device_trees_of(search, [6, 4], [3, 3]), search.host_trees([6, 4], [3, 3])):
         assert trees.read_with(parts) == [[1, 2, 3, 4], [5], []]
         assert trees.read_with(parts) == [[1, 2, 3, 4], [5], []]
-    assert search.device_trees([6, 4], [3, 3]).select([None]).read_with(parts[1:2]) == [[5]]
+    assert device_trees_of(search, [6, 4], [3, 3]).select([None]).read_with(parts[1:2]) == [[5]]
 
 
 def living(tree: DraftTree, table: Tensor) -> tuple[DraftTree, Tensor]:
@@ -109,7 +111,7 @@ def test_drawn_trees_are_those_of_the_host(
         if len(mine):
             left, table = living(mine, probs_of(grown, row))
             assert left == other
-            assert mine.depths == tuple(grown.select([row]).nodes(CPU).depths.tolist())
+            assert mine.depths == tuple(grown.select([row]).nodes(Packet(CPU))().depths.tolist())
             same = torch.tensor(DraftTree(mine.tokens, mine.parents).path_tokens)
             paths = grown.paths(row, CPU)
             assert (paths[:, : same.shape[1]] == same).all()
@@ -132,7 +134,7 @@ def test_batches_become_one(seed: int, order: list[int | None], both_drawn: bool
         others = drawing((2, 3), DraftShape(2, 4, 8)).device_trees([3, 8], [2, 2])
     else:
         search, _ = search_with([random_head(seed, row) for row in (0, 1)], DraftShape(6, 8, 70))
-        others = search.device_trees([70, 66], [6, 6])
+        others = device_trees_of(search, [70, 66], [6, 6])
     whole = drawn.concat(others).select(order)
     apart = HostTrees([*drawn.read(), *others.read()]).select(order)
     assert whole.sizes == apart.sizes

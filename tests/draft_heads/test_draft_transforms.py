@@ -30,6 +30,7 @@ from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.rope import RopeConfig
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.tree import ROOT, DraftTree
+from specdec.kernels.types.upload import Packet
 from specdec.verify.noise import gumbel
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
@@ -289,16 +290,13 @@ batches = st.sampled_from(
 @settings(max_examples=num_cases(100))
 @given(batches, st.integers(1, 3), st.integers(1, 90), seeds)
 def test_row_sampling_is_the_transforms(many: list[Sampling], times: int, vocab: int, seed: int) -> None:
-    """To the bit; so it is from a buffer that held another batch before, as captured graphs have it."""
+    """To the bit; so it is with all parameters on the device, as captured graphs have them."""
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(len(many) * times, vocab, generator=generator)
     parts = [NodeRows(Context(one, [0], 1), times, lambda: torch.zeros(times, 0).long()) for one in many]
     wanted = processed_logits(logits, parts, TORCH)
-    given_rows = RowSampling.of(many, logits.device, torch.float32)
+    given_rows = RowSampling.of(many, torch.float32, Packet(logits.device))
     assert given_rows is not None
     assert given_rows.repeated(times).process(logits.clone(), TORCH).equal(wanted)
-    buffer = RowSampling.buffer(len(many), logits.device, torch.float32)
-    for one in (RowSampling.of([Sampling(0.4, top_k=1)] * len(many), logits.device, torch.float32), given_rows):
-        assert one is not None
-        buffer.fill(one)
-    assert buffer.repeated(times).process(logits.clone(), TORCH).equal(wanted)
+    whole = RowSampling.all_of(many, torch.float32, Packet(logits.device))
+    assert whole.repeated(times).process(logits.clone(), TORCH).equal(wanted)

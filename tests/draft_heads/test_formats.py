@@ -18,7 +18,7 @@ from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.verify.tree_batch import pad_block_tables, slots_of
 from tests.checkpoints import TARGET_HIDDEN, TARGET_LAYERS, VOCAB, Fixture
 from tests.draft_heads.dense_head import DenseHead
-from tests.draft_heads.loading import CPU, PARTS, load
+from tests.draft_heads.loading import PARTS, load
 from tests.head_formats import FORMATS
 from tests.kernel_sets import TORCH
 from tests.profiles import num_cases
@@ -64,7 +64,7 @@ class Served:
             query_lens=[len(tokens)],
             lengths=[end],
             tree_starts=[known],
-            block_tables=pad_block_tables([self.table], CPU),
+            block_tables=torch.tensor(pad_block_tables([self.table])),
             visible=torch.tensor([known] * len(tokens) if ancestors else [entry + 1 for entry in range(first, end)]),
             ancestors=torch.tensor(ancestors or [0] * len(tokens))[:, None],
             block_size=BLOCK,

@@ -6,13 +6,14 @@ import torch
 
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.tree import DraftTree, TreeRow
+from specdec.kernels.types.upload import Packet
 from specdec.verify.tree_batch import TreeBatch
 
 CPU = torch.device("cpu")
 
 
 def assert_nodes_equal(mine: DraftTrees, other: DraftTrees) -> None:
-    for own, wanted in zip(mine.nodes(CPU), other.nodes(CPU), strict=True):
+    for own, wanted in zip(mine.nodes(Packet(CPU))(), other.nodes(Packet(CPU))(), strict=True):
         words = min(own.shape[-1], wanted.shape[-1]) if own.ndim == 2 else None
         assert torch.equal(own if words is None else own[:, :words], wanted if words is None else wanted[:, :words])
 

@@ -12,6 +12,7 @@ from specdec.kernels.native.walks import NativeWalks
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.types import Acceptance, NoiseKey, NoiseRows
+from specdec.kernels.types.upload import Packet
 from specdec.verify.host_walks import host_coupled_walk
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.rejection import walk_rejection
@@ -100,7 +101,7 @@ def test_a_chain_is_accepted_whole_when_q_is_p(seed: int) -> None:
 
 def composed(scores: torch.Tensor, trees: HostTrees, noise: NoiseRows) -> list[Acceptance]:
     """The coupled walk of plain torch."""
-    return host_coupled_walk(NOISE)(scores.clone(), trees, noise)
+    return host_coupled_walk(NOISE)(trees, noise, Packet(scores.device))(scores.clone())
 
 
 @given(libraries, st.integers(1, 70), st.integers(1, 5), st.data())

@@ -8,7 +8,8 @@ import pytest
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.execution.worker import Worker
-from specdec.verify.tree_batch import TreeBatch
+from specdec.kernels.types.upload import Packet
+from specdec.verify.tree_batch import PackedBatch, TreeBatch
 
 ROOT = Path(__file__).parents[2]
 TOUR = (ROOT / "TOUR.md").read_text(encoding="utf-8")
@@ -24,16 +25,17 @@ def test_its_files_are_there() -> None:
 
 def test_its_values_are_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[dict[str, Any]] = []
-    pack, finish = TreeBatch.pack, Worker.finish
+    pack, finish = TreeBatch.pack_into, Worker.finish
 
-    def packed(parts: Any, trees: Any, *others: Any) -> TreeBatch:
-        batch = pack(parts, trees, *others)
+    def packed(packet: Packet, parts: Any, trees: Any, block_size: int) -> PackedBatch:
+        found = pack(packet, parts, trees, block_size)
+        batch = found.batch
         (tree,) = trees.read()
         steps.append({"tree": (tree.tokens, tree.parents), "table": list(parts[0].block_table)})
         for name, values in (("tokens", batch.tokens), ("positions", batch.positions), ("slots", batch.slots)):
             steps[-1][name] = values.tolist()
         steps[-1]["bits"] = batch.rows.ancestors.flatten().tolist()
-        return batch
+        return found
 
     def finished(worker: Worker) -> Any:
         move, moves = worker.cache.move, list[Any]()
@@ -50,7 +52,7 @@ def test_its_values_are_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
 
     settings: dict[str, Any] = {"dtype": "float32", "kernels": "torch", "block_size": 8, "kv_cache_memory": 1 << 20}
     llm = LLM(draft="eagle", shape=DraftShape(3, 2, 4), adaptive_drafts=False, prefill_stretch=0, **settings)
-    monkeypatch.setattr(TreeBatch, "pack", staticmethod(packed))
+    monkeypatch.setattr(TreeBatch, "pack_into", staticmethod(packed))
     monkeypatch.setattr(Worker, "finish", finished)
     prompt = llm.chat_prompt([{"role": "user", "content": "I need a taxi."}])
     (output,) = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=20), use_tqdm=False)

@@ -11,7 +11,7 @@ from specdec.kernels.types.tree import DraftTree
 from specdec.kernels.types.types import Acceptance
 from specdec.verify.sampling import Context
 from specdec.verify.transforms import NodeRows
-from specdec.verify.verifier import Verifier, node_rows
+from specdec.verify.verifier import Verifier, node_rows, verify_at_once
 
 
 class SampledRow(NamedTuple):
@@ -22,7 +22,7 @@ class SampledRow(NamedTuple):
 
 
 def verify(verifier: Verifier, rows: Sequence[SampledRow], logits: Tensor) -> list[Acceptance]:
-    return verifier.verify(HostTrees([row.tree for row in rows]), [row.context for row in rows], logits)
+    return verify_at_once(verifier, HostTrees([row.tree for row in rows]), [row.context for row in rows], logits)
 
 
 def nodes_of(rows: Sequence[SampledRow]) -> list[NodeRows]:

@@ -143,7 +143,7 @@ def test_slots_of_equals_lookup_per_entry() -> None:
 
 
 def test_pad_block_tables_keeps_each_table() -> None:
-    padded = pad_block_tables([[3], [1, 4, 2]], CPU)
+    padded = torch.tensor(pad_block_tables([[3], [1, 4, 2]]))
     assert padded.dtype == torch.int64
     assert padded[0, 0] == 3
     assert padded[1].tolist() == [1, 4, 2]

@@ -24,16 +24,17 @@ from specdec.kernels.triton.attention_plan import (
     HOPPER_CONFIGS,
     AttentionGeometry,
     Plan,
+    PlanCapacity,
     best_height,
     reachable_heights,
 )
-from specdec.kernels.triton.plan_buffer import PlanCapacity, most_tiles
+from specdec.kernels.triton.plan_buffer import most_tiles
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.integers import ceil_div, next_power_of_2
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.tree import ROOT, DraftTree, TreeRow
+from specdec.kernels.types.upload import Packet
 from specdec.verify.sampling import Context, Sampling
-from specdec.verify.tree_batch import TreeBatch
 
 pytestmark = pytest.mark.slow
 
@@ -130,7 +131,9 @@ def test_every_pass_of_drawn_traffic_was_captured_at_the_start(name: str) -> Non
     output = torch.empty(limits.padded_tokens, 1)
     graphs = StepGraphs(eagerly, output, geometries(model), limits, BLOCK)
     for key in graphs.pass_keys():
-        graphs.capture(key, dummy_batch(Cache(), limits.rows, key.tokens, key.adapted), counter.capture)  # type: ignore[arg-type]
+        packet = Packet(CPU)
+        packed = graphs.pack(packet, *dummy_batch(Cache(), limits.rows, key.tokens, key.adapted))  # type: ignore[arg-type]
+        graphs.capture(key, packed, packet, counter.capture)
     # Twice as many with adapters.
     assert counter.captures <= 2 * 48
     captured = counter.captures
@@ -141,8 +144,9 @@ def test_every_pass_of_drawn_traffic_was_captured_at_the_start(name: str) -> Non
         tokens = sum(len(part.tokens) + len(tree) for part, tree, _ in rows)
         if padding := graphs.padding(tokens):
             parts.append(TreeRow([0] * padding, 0, [0] * ceil_div(padding, BLOCK), 0))
-        batch = TreeBatch.pack(parts, HostTrees([tree for _, tree, _ in rows]), BLOCK, CPU)
-        assert graphs(batch).shape == (tokens + padding, 1)
+        packet = Packet(CPU)
+        packed = graphs.pack(packet, parts, HostTrees([tree for _, tree, _ in rows]))
+        assert graphs.pass_of(packed, packet)(packed.complete()).shape == (tokens + padding, 1)
     assert (counter.captures, counter.replays) == (captured, steps)
 
 
@@ -155,14 +159,15 @@ def test_every_drafting_of_drawn_traffic_was_captured_at_the_start(name: str) ->
     blocks = ceil_div(model.longest + SHAPE.slots, BLOCK)
     loops = LoopGraphs[Any](eagerly, geometries(model), blocks, ADAPTERS)
 
-    def levels_of(rows: Sequence[DraftRow]) -> DraftLevels:
-        return DraftLevels.start(rows, BLOCK, bits, [None] * len(rows), 1, CPU, torch.float32)
+    def levels_of(rows: Sequence[DraftRow], packet: Packet) -> DraftLevels:
+        return DraftLevels.start(rows, BLOCK, bits, [None] * len(rows), 1, torch.float32, packet, for_graph=True)
 
     counts = [1 << power for power in reversed(range(next_power_of_2(model.seats).bit_length()))]
     for rows in counts:
         for adapter in (0, 1):
             dummy = dummy_draft_rows(Cache(), rows, 1, SHAPE, adapter=adapter)  # type: ignore[arg-type]
-            loops.capture(counter.capture, levels_of(dummy), torch.zeros(rows, 1))
+            packet, hidden = Packet(CPU), torch.zeros(rows, 1)
+            loops.capture(counter.capture, levels_of(dummy, packet), packet, lambda hidden=hidden: hidden)  # type: ignore[misc]
     captured, steps = counter.captures, STEPS // len(MODELS) // 4
     assert captured == 2 * len(counts)
     for _ in range(steps):
@@ -175,7 +180,8 @@ def test_every_drafting_of_drawn_traffic_was_captured_at_the_start(name: str) ->
             rows.append(DraftRow(table, known - 1, known, 60, 6, context, False, adapter))
         assert loops.has(len(rows), adapted=any(row.adapter for row in rows))
         padding = [DraftRow([0] * 8, 1, 2, 0, 0, Context(Sampling(), [0, 0], 1))] * loops.padding(len(rows))
-        loops(levels_of([*rows, *padding]), torch.zeros(len(rows), 1))
+        packet = Packet(CPU)
+        loops.loop_of(levels_of([*rows, *padding], packet), packet)(torch.zeros(len(rows), 1))
     assert (counter.captures, counter.replays) == (captured, steps)
 
 

@@ -1,0 +1,150 @@
+"""Host time of a plain step with the device simulated away: scheduling, packing, plans, acceptance, commit.
+
+    python -m benchmarks.host_step [--before TREE]
+
+The target's pass returns memory that is there already, so that what is left is the host's. Attention is planned as for
+Llama-3.1-8B on an H100. On a GPU come one copy of the step's numbers and two launches on top, and one copy back; on a
+CPU nothing is copied. With `--before`, another tree of this repository takes turns with this one.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from specdec.building.engine_builder import EngineBuilder
+from specdec.config import EngineConfig
+from specdec.core.request import Request
+from specdec.core.sampling_params import SamplingParams
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.engine.engine import LLMEngine
+from specdec.kernels.kernel_set import choose_kernels
+from specdec.kernels.triton.attention_plan import AttentionGeometry
+from specdec.kernels.triton.tree_attention import plan_of
+from specdec.models.llama import LlamaModel, LlamaWeights
+from specdec.scheduling.scheduler_config import SchedulerConfig
+from specdec.text.detokenizer import Detokenizer
+from specdec.verify.noise import GumbelNoise
+from specdec.verify.sampling import Sampling
+
+BATCHES, CONTEXTS = (1, 16, 64), (1024, 8192, 32768)
+STEPS, WARM_UPS = 40, 8
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 1 << 16,
+    "rms_norm_eps": 1e-5,
+}
+LLAMA_8B = AttentionGeometry(2, 128, 4, 8)
+
+
+def engine_of(batch: int, context: int) -> LLMEngine:
+    """Return an engine whose pass computes nothing."""
+    device = torch.device("cpu")
+    config, longest = LlamaConfig.from_json(SIZES), context + STEPS + WARM_UPS + 64
+    with torch.device("meta"):
+        weights = LlamaWeights(config)
+    weights.to_empty(device=device)
+    for parameter in weights.parameters():
+        torch.nn.init.zeros_(parameter)
+    weights.requires_grad_(False).eval()
+    kernels = choose_kernels("torch", device, torch.float32, GumbelNoise(device))
+    settings = EngineConfig(
+        dtype="float32",
+        device="cpu",
+        scheduler=SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=8192, prefill_stretch=0),
+        max_model_len=longest,
+        kv_cache_memory=2 * 16 * 4 * batch * (longest + 64),
+        enable_prefix_caching=False,
+    )
+    engine = EngineBuilder(settings, LlamaModel(weights, kernels), None, kernels).build()
+    runner = engine.worker.runner
+
+    def features(batch: Any, before_layer: Any = None) -> Tensor:  # noqa: ARG001
+        plan_of(batch.rows, LLAMA_8B)
+        return torch.zeros(len(batch.tokens), SIZES["hidden_size"])
+
+    runner.features = features  # type: ignore[method-assign]
+    return engine
+
+
+def seconds_of(batch: int, context: int) -> float:
+    """Return the median seconds of a step of `batch` requests that decode after `context` tokens."""
+    engine = engine_of(batch, context)
+    for number in range(batch):
+        engine.scheduler.add(
+            Request(
+                request_id=str(number),
+                token_ids=[1 + number % 60] * context,
+                num_prompt=context,
+                params=SamplingParams(temperature=0, max_tokens=None),
+                sampling=Sampling(),
+                max_length=context + STEPS + WARM_UPS + 8,
+                end_tokens=frozenset(),
+                detokenizer=Detokenizer(None, ()),
+            )
+        )
+    while sum(request.num_output > 0 for request in engine.scheduler.running) < batch:
+        engine.step()
+    for _ in range(WARM_UPS):
+        engine.step()
+    found = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        engine.step()
+        found.append(time.perf_counter() - start)
+    return median(found)
+
+
+def measured(tree: Path, batch: int, context: int) -> float:
+    """Return the milliseconds of a step in a tree, in a process of its own."""
+    command = [sys.executable, __file__, "--cell", str(batch), str(context)]
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    return float(subprocess.run(command, env=environment, cwd=tree, check=True, capture_output=True, text=True).stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, help="a tree of this repository, with its library built")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cell", type=int, nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.cell:
+        print(1e3 * seconds_of(*args.cell))
+        return
+    from benchmarks.report import write
+
+    trees = {"now": Path(__file__).parents[1]} | ({"before": args.before.resolve()} if args.before else {})
+    rows: list[dict[str, Any]] = []
+    for batch in BATCHES:
+        for context in CONTEXTS:
+            found: dict[str, list[float]] = {name: [] for name in trees}
+            for each in range(args.rounds):
+                for name in sorted(trees, reverse=bool(each % 2)):
+                    found[name].append(measured(trees[name], batch, context))
+            rows.append(
+                {"batch": batch, "context": context, **{name: round(median(own), 3) for name, own in found.items()}}
+            )
+    table = Table("batch", "context", *(f"{name}, ms" for name in trees))
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    Console().print(table)
+    write("host_step", {"rounds": args.rounds, "steps": STEPS, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

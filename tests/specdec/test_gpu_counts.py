@@ -1,0 +1,74 @@
+"""What a step asks of the GPU, counted on a simulated one: each upload, operation and launch takes the host time."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from specdec import LLM, DraftShape, SamplingParams
+from specdec.scheduling.step_cost import PreemptionCost
+from tests.fakes import save_random_eagle3, save_random_llama
+from tests.simulated_gpu import SimulatedGPU, simulated_gpu
+
+pytestmark = pytest.mark.slow
+
+# Passes of so many tokens are captured on the simulated GPU; by requests.
+SHAPES = {1: DraftShape(6, 2, 12), 4: DraftShape(6, 2, 3)}
+# Most uploads, operations of torch, launches outside graphs, and graphs. Copies into a graph's inputs are operations.
+PLAIN = {"upload": 1, "operation": 6, "launch": 2, "replay": 1}
+SPECULATIVE = {"upload": 2, "operation": 30, "launch": 9, "replay": 2}
+# What an accepted path that lies elsewhere than behind its chain needs besides, in target and features.
+MOVE = {"upload": 1, "launch": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("counted")
+    save_random_llama(folder / "target", head_dim=16)
+    save_random_eagle3(folder / "head3", head_dim=16)
+    return folder
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
+    patched = Mock(return_value=PreemptionCost(1.0, 0.0))
+    monkeypatch.setattr("specdec.building.engine_builder.measure_preemption_cost", patched)
+    with simulated_gpu(monkeypatch) as gpu:
+        yield gpu
+
+
+@pytest.mark.parametrize("requests", [1, 4])
+@pytest.mark.parametrize(("draft", "most"), [(None, PLAIN), ("head3", SPECULATIVE)])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_step_asks_for_little(
+    folder: Path, gpu: SimulatedGPU, requests: int, draft: str | None, most: dict[str, int], temperature: float
+) -> None:
+    llm = LLM(
+        folder / "target",
+        folder / draft if draft else None,
+        device="cuda",
+        dtype="float32",
+        shape=SHAPES[requests],
+        adaptive_drafts=False,
+        prefill_stretch=0,
+        max_model_len=64,
+        max_num_seqs=requests,
+        block_size=8,
+        kv_cache_memory=1 << 19,
+    )
+    for index in range(requests):
+        params = SamplingParams(temperature=temperature, seed=index, max_tokens=30, ignore_eos=True)
+        for request in llm.new_group([5 + index, 6, 7, 8], params).requests:
+            llm.engine.add_request(request)
+    for _ in range(2):
+        llm.engine.step()
+    for _ in range(2):
+        gpu.waits.clear()
+        gpu.counts.take()
+        llm.engine.step()
+        places = gpu.counts.places
+        found = gpu.counts.take()
+        assert len(gpu.waits) == 1
+        more = MOVE if any("kv_copy" in place for place in places.get("launch", ())) else {}
+        assert all(found.get(kind, 0) <= bound + more.get(kind, 0) for kind, bound in most.items()), (found, places)
