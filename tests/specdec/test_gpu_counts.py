@@ -9,6 +9,7 @@ import pytest
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.scheduling.step_cost import PreemptionCost
 from tests.fakes import save_random_eagle3, save_random_llama
+from tests.profiles import by_day
 from tests.simulated_gpu import SimulatedGPU, simulated_gpu
 
 pytestmark = pytest.mark.slow
@@ -38,9 +39,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
         yield gpu
 
 
-@pytest.mark.parametrize("requests", [1, 4])
-@pytest.mark.parametrize(("draft", "most"), [(None, PLAIN), ("head3", SPECULATIVE)])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+CASES = [
+    (requests, draft, most, temperature)
+    for temperature, requests in ((0.0, 1), (0.8, 4), (0.0, 4), (0.8, 1))
+    for draft, most in ((None, PLAIN), ("head3", SPECULATIVE))
+]
+
+
+@pytest.mark.parametrize(("requests", "draft", "most", "temperature"), by_day(CASES, 4))
 def test_a_step_asks_for_little(
     folder: Path, gpu: SimulatedGPU, requests: int, draft: str | None, most: dict[str, int], temperature: float
 ) -> None:
