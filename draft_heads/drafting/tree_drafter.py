@@ -3,16 +3,18 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.drafting.draft_levels import DraftLevels, MakeBounds, adapters_of
+from specdec.draft_heads.drafting.draft_levels import DraftLevels, MakeBounds
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
+from specdec.draft_heads.drafting.one_call_rows import one_call_rows
 from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
 from specdec.draft_heads.drafting.tree_search import Frontier, SearchedNodes, TreeBounds, TreeSearch
+from specdec.draft_heads.drafting.unread import Unread
 from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.heads.readout import Readout
 from specdec.kernels.kernel_set import KernelSet
@@ -25,7 +27,6 @@ from specdec.kernels.types.types import Candidates, NoiseKey, Stream, TopK
 from specdec.kernels.types.upload import Packet
 from specdec.verify.noise import noise_key
 from specdec.verify.sampling import Context, Sampling
-from specdec.verify.tree_batch import pad_block_tables, slots_of
 from specdec.verify.verifier import noise_keys
 
 if TYPE_CHECKING:
@@ -37,22 +38,6 @@ if TYPE_CHECKING:
 State = TypeVar("State")
 # What a loop over levels returns.
 Grown = TypeVar("Grown")
-
-
-class Unread(NamedTuple):
-    """Entries that a head is to write, those of all rows in turn.
-
-    Attributes:
-        tokens, slots, positions: int64 `[entries]`: token, slot and rotary position of each.
-        sources: int64 `[entries]`, slot of the token before, where the target's features of it are.
-        rows: what the entries see of the head's cache.
-    """
-
-    tokens: Tensor
-    slots: Tensor
-    positions: Tensor
-    sources: Tensor
-    rows: RaggedRows
 
 
 class TreeDrafter(ABC, Generic[State]):
@@ -178,7 +163,7 @@ class TreeDrafter(ABC, Generic[State]):
         """Draft one tree per row; none after a single token where a head needs the feature before it."""
         reading = [i for i, row in enumerate(rows) if row.draft_prefill_end > max(row.num_draft_cached, self.first)]
         if self.one_call is not None and reading:
-            given = self._drafting_rows([rows[i] for i in reading])
+            given = one_call_rows([rows[i] for i in reading], self.shape.depth, self.first, self.proposal)
             if given is not None and self.one_call.takes(given):
                 return self._draft_in_one_call(self.one_call, given, rows, reading)
         if not reading:
@@ -215,37 +200,6 @@ class TreeDrafter(ABC, Generic[State]):
             found = found.select([place.get(row) for row in range(len(rows))])
         trees: DraftTrees = found
         return trees
-
-    def _drafting_rows(self, rows: Sequence[DraftRow]) -> list[DraftingRow] | None:
-        """Return rows for a drafter in one call, None where a row needs logit edits or drawn tokens."""
-        given = list[DraftingRow]()
-        for row in rows:
-            sampling, drafts = row.context.sampling, row.num_nodes > 0
-            is_drawn = self.proposal == Proposal.DRAWN and not sampling.is_greedy
-            if drafts and (sampling.edits or is_drawn):
-                return None
-            start, end = max(row.num_draft_cached, self.first), row.draft_prefill_end
-            depth = min(self.shape.depth, row.max_depth) if drafts else 0
-            noise = None if sampling.is_greedy or not depth else noise_key(row.context)
-            temperature = 1.0 if sampling.is_greedy else sampling.temperature
-            tokens = row.token_ids[start:end]
-            limits = sampling.limits if sampling.filters else None
-            given.append(
-                DraftingRow(
-                    row.block_table,
-                    tokens,
-                    start,
-                    end,
-                    max(row.draft_start, self.first),
-                    row.num_nodes,
-                    depth,
-                    temperature,
-                    limits,
-                    noise,
-                    row.adapter,
-                )
-            )
-        return given
 
     def _draft_in_one_call(
         self, one_call: FusedDrafting, given: list[DraftingRow], rows: Sequence[DraftRow], reading: list[int]
@@ -410,33 +364,10 @@ class TreeDrafter(ABC, Generic[State]):
 
     def _unread(self, rows: Sequence[DraftRow], packet: Packet) -> Unread:
         """Return the entries that the head is to write, once the packet is sent."""
-        tokens, slots, sources, positions, counts = (list[int]() for _ in range(5))
-        first = self.first
-        for row in rows:
-            start, end = max(row.num_draft_cached, first), row.draft_prefill_end
-            entries = slots_of(row.block_table, start - first, end, self.block_size)
-            tokens += row.token_ids[start:end]
-            sources += entries[: end - start]
-            slots += entries[first:]
-            positions += range(start - first, end - first)
-            counts.append(end - start)
-        lengths = [row.draft_prefill_end for row in rows]
-        seeing = RaggedRows(
-            query_lens=counts,
-            lengths=lengths,
-            tree_starts=lengths,
-            block_tables=packet.add(pad_block_tables([row.block_table for row in rows])),
-            visible=packet.add([position + first + 1 for position in positions]),
-            ancestors=packet.add([[0]] * len(positions)),
-            block_size=self.block_size,
-            first=first,
-            firsts=[max(row.draft_start, first) for row in rows],
-            adapters=adapters_of(rows),
-        )
+        unread = Unread.of(rows, self.first, self.block_size, packet)
         if self.graphs is not None:
-            self.graphs.search.plan(seeing, packet)
-        read, to, turns, before = map(packet.add, (tokens, slots, positions, sources))
-        return Unread(read, to, turns, before, seeing)
+            self.graphs.search.plan(unread.rows, packet)
+        return unread
 
     def _adapt(self, rows: RaggedRows) -> None:
         """Have the head's next products adapt these rows."""
