@@ -30,6 +30,7 @@ from specdec.engine.engine import LLMEngine
 from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.triton.attention_plan import AttentionGeometry
 from specdec.kernels.triton.tree_attention import plan_of
+from specdec.kernels.types.integers import ceil_div
 from specdec.models.llama import LlamaModel, LlamaWeights
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.text.detokenizer import Detokenizer
@@ -37,7 +38,7 @@ from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampling import Sampling
 
 BATCHES, CONTEXTS = (1, 16, 64), (1024, 8192, 32768)
-STEPS, WARM_UPS = 40, 8
+STEPS, WARM_UPS, BUDGET = 40, 8, 8192
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 16,
@@ -52,10 +53,15 @@ SIZES: dict[str, Any] = {
 LLAMA_8B = AttentionGeometry(2, 128, 4, 8)
 
 
+def new_tokens(batch: int, context: int) -> int:
+    """Return the tokens that the first request may get until the last one's are measured."""
+    return STEPS + WARM_UPS + 8 + 2 * ceil_div(batch * context, BUDGET)
+
+
 def engine_of(batch: int, context: int) -> LLMEngine:
     """Return an engine whose pass computes nothing."""
     device = torch.device("cpu")
-    config, longest = LlamaConfig.from_json(SIZES), context + STEPS + WARM_UPS + 64
+    config, longest = LlamaConfig.from_json(SIZES), context + new_tokens(batch, context) + 64
     with torch.device("meta"):
         weights = LlamaWeights(config)
     weights.to_empty(device=device)
@@ -66,7 +72,7 @@ def engine_of(batch: int, context: int) -> LLMEngine:
     settings = EngineConfig(
         dtype="float32",
         device="cpu",
-        scheduler=SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=8192, prefill_stretch=0),
+        scheduler=SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=BUDGET, prefill_stretch=0),
         max_model_len=longest,
         kv_cache_memory=2 * 16 * 4 * batch * (longest + 64),
         enable_prefix_caching=False,
@@ -93,7 +99,7 @@ def seconds_of(batch: int, context: int) -> float:
                 num_prompt=context,
                 params=SamplingParams(temperature=0, max_tokens=None),
                 sampling=Sampling(),
-                max_length=context + STEPS + WARM_UPS + 8,
+                max_length=context + new_tokens(batch, context),
                 end_tokens=frozenset(),
                 detokenizer=Detokenizer(None, ()),
             )
