@@ -1,4 +1,4 @@
-"""Counts of what the host asks of simulated GPUs: each request takes it some microseconds, whatever its size."""
+"""Counts of what the host asks of simulated GPUs: each request takes it time, whatever its size."""
 
 import sys
 from collections import Counter

@@ -50,7 +50,7 @@ class PacketLayout:
 
 
 class Packet:
-    """Numbers for a device that go there in one copy: each copy takes the host some 10 µs, whatever its size.
+    """Numbers for a device that go there in one copy: each copy is a call of the host, whatever its size.
 
     On a CPU there is nothing to send.
     """
