@@ -139,10 +139,9 @@ class _Inputs:
         levels, plans: bytes of `level_layout`, and of the plans.
     """
 
-    hidden: Tensor
-
     def __init__(self, owner: LoopGraphs[Grown], levels: DraftLevels) -> None:
         device = levels.tables.device
+        self.hidden: Tensor | None = None
         self.levels = torch.zeros(levels.layout().size, dtype=torch.uint8, device=device)
         self.plans = torch.zeros(_plan_layout(owner.rooms(levels)).size, dtype=torch.uint8, device=device)
         self.tables = torch.zeros(levels.num_rows, owner.max_blocks, dtype=torch.int64, device=device)
@@ -150,7 +149,7 @@ class _Inputs:
 
     def take(self, hidden: Tensor) -> None:
         """Make room for hidden states like those of the largest batch, if there is none."""
-        if not hasattr(self, "hidden"):
+        if self.hidden is None:
             self.hidden = torch.zeros_like(hidden)
 
 
@@ -199,6 +198,7 @@ class _DraftGraph(Generic[Grown]):
 
     @property
     def hidden(self) -> Tensor:
+        assert self._inputs.hidden is not None
         return self._inputs.hidden[: self.levels.num_rows]
 
     def filling(self, levels: DraftLevels, packet: Packet) -> Callable[[Tensor], None]:

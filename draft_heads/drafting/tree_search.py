@@ -92,7 +92,7 @@ class TreeLevels:
 
 
 class TreeBounds(NamedTuple):
-    """How large the trees of a search may become.
+    """Bounds of the trees of a search.
 
     Attributes:
         sizes: nodes of each row's tree.

@@ -63,7 +63,7 @@ class Packet:
 
     @property
     def is_copied(self) -> bool:
-        """Whether numbers have to be copied to the device."""
+        """True if the device has memory of its own, which numbers are copied to."""
         return self.device.type == "cuda"
 
     def add(self, numbers: Any, dtype: torch.dtype = torch.int64, least: int = 0) -> Tensor:

@@ -1,4 +1,4 @@
-"""Link of the first rank to another one: a thread reads what it says beside the engine's work, and notices silence."""
+"""Connection of the first rank to another one. A thread reads its messages, and kills its process if none come."""
 
 import os
 import pickle
