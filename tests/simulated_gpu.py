@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -313,6 +314,8 @@ class SimulatedGPU(TorchFunctionMode):
 
     def _on_host(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         is_pinned = kwargs.pop("pin_memory", False)
+        if is_pinned and func is torch.tensor and isinstance(args[0], np.ndarray):
+            raise RuntimeError("Can't pin tensor constructed from numpy")
         found = func(*args, **kwargs)
         if is_pinned:
             self.forbid("allocation of pinned memory")

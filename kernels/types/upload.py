@@ -22,7 +22,9 @@ def upload(numbers: Any, device: torch.device, dtype: torch.dtype = torch.int64)
     """
     if device.type != "cuda":
         return torch.tensor(numbers, dtype=dtype, device=device)
-    return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+    found = torch.tensor(numbers, dtype=dtype)
+    # Torch pins none that it makes of a numpy array.
+    return torch.empty_like(found, pin_memory=True).copy_(found).to(device, non_blocking=True)
 
 
 class PacketLayout:

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+
+from specdec.kernels.types.ragged_rows import RaggedRows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # Rounding error of a number of size 1.
@@ -37,6 +40,12 @@ def poisoned_outputs(*modules: str) -> Iterator[None]:
         for module in modules:
             patch.setattr(f"specdec.kernels.triton.{module}.torch", _PoisonedTorch())
         yield
+
+
+def on_device(rows: RaggedRows) -> RaggedRows:
+    """Return a step's rows where the kernels run."""
+    names = ("block_tables", "visible", "ancestors")
+    return replace(rows, **{name: getattr(rows, name).to(DEVICE) for name in names})
 
 
 def assert_as_exact(actual: Tensor, plain: Tensor, exact: Tensor, slack: float = 2) -> None:

@@ -22,13 +22,15 @@ from specdec.kernels.types.ragged_rows import RaggedRows
 from tests.coded_cache import CODES, as_stored, coded, empty_codes, is_unwritten, numbers_of, scales_in
 from tests.kernel_sets import TORCH
 from tests.kernels.attention_cases import Built, Case, biases, build, chain, small_cases
-from tests.kernels.kernel_checks import DEVICE, DTYPES, ROUNDING
+from tests.kernels.kernel_checks import DEVICE, DTYPES, ROUNDING, on_device
 from tests.kernels.native_forms import CONFIG, FORMS, kernels_of, libraries, library, normal
 from tests.strategies import seeds
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:divide by zero encountered in log2", "ignore:.*encountered in (multiply|divide)"
 )
+# Of the compiled library.
+CPU = torch.device("cpu")
 SCALE = 0.3
 codes = st.sampled_from(CODES)
 # Half the distance of codes, as a share of the number; below the least normal code, of that.
@@ -121,7 +123,7 @@ def test_the_kernel_makes_the_same_codes(code: torch.dtype, scale: float) -> Non
     # The unwritten slots too.
     assert kv_entries.slots_of(kv).equal(kv_entries.slots_of(plain))
     stored = numbers_of(plain, scales)[1]
-    assert stored.abs().max() == pytest.approx(kv_entries.LARGEST[code] * scale)
+    assert stored.abs().max().item() == pytest.approx(kv_entries.LARGEST[code] * scale)
     assert not stored[x[0].isnan()].any()
     assert is_unwritten(plain[[0, 2]])
 
@@ -234,11 +236,13 @@ def test_attention_in_triton(
     case: Case, kv_heads: int, dim: int, dtype: torch.dtype, code: torch.dtype, given: bool
 ) -> None:
     made, query, numbers = drawn(case, kv_heads, dim, dtype)
-    scales = drawn_scales(case.seed + 2, 2 * kv_heads).to(DEVICE) if given else None
+    scales = drawn_scales(case.seed + 2, 2 * kv_heads) if given else None
     kv, slopes = coded(numbers, code, scales), case.slopes(kv_heads, torch.float32)
-    slopes = None if slopes is None else slopes.to(DEVICE)
-    actual = tree_attention(query, kv, made.rows, SCALE, case.window, slopes, scales)
-    check_error(actual, query, numbers, kv, made.slots_seen, scales, slopes)
+    # Scales may lie behind the codes, so it is slots that are copied.
+    there = kv_entries.kv_view(kv_entries.slots_of(kv).to(DEVICE), 2 * kv_heads, dim, code)
+    given_there = [None if one is None else one.to(DEVICE) for one in (slopes, scales)]
+    actual = tree_attention(query.to(DEVICE), there, on_device(made.rows), SCALE, case.window, *given_there)
+    check_error(actual.cpu(), query, numbers, kv, made.slots_seen, scales, slopes)
 
 
 @given(libraries, small_cases(), st.integers(1, 2), st.sampled_from([2, 6, 16, 64, 80]), codes, st.booleans())
@@ -253,7 +257,7 @@ def test_attention_in_the_compiled_library(
     actual = attend(query, kv, made.rows, window=case.window)
     check_error(actual, query, numbers, kv, made.slots_seen, scales, slopes)
     for row, slots in enumerate(made.slots_seen):
-        path = empty_codes(len(slots) + -len(slots) % 4, 2 * kv_heads, dim, code, DEVICE, scales)
+        path = empty_codes(len(slots) + -len(slots) % 4, 2 * kv_heads, dim, code, CPU, scales)
         kv_entries.slots_of(path)[: len(slots)] = kv_entries.slots_of(kv)[slots]
         rows = RaggedRows(
             query_lens=[1],
@@ -292,12 +296,12 @@ def test_a_layer_stores_the_codes_of_its_keys_and_values(form: str, code: torch.
     scales = torch.linspace(0.002, 0.02, heads) if given else None
     plain = torch.full((80, heads, dim), float("nan"))
     stored_by(kernels, plain, None)
-    kv = empty_codes(80, heads, dim, code, DEVICE, scales)
+    kv = empty_codes(80, heads, dim, code, CPU, scales)
     output = stored_by(kernels, kv, scales)
     stored = kv_entries.dequantize(*kv_entries.quantize(plain[:13], code, scales), torch.float64)
     assert numbers_of(kv, scales)[:13].equal(stored)
     assert is_unwritten(kv[13:])
-    twin = empty_codes(80, heads, dim, code, DEVICE, scales)
+    twin = empty_codes(80, heads, dim, code, CPU, scales)
     expected = stored_by(TORCH, twin, scales)
     assert (output - expected).abs().max() <= 1e-2 * expected.abs().max()
 
