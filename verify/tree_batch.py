@@ -1,6 +1,6 @@
 """Chains of known tokens and their draft trees, packed into the ragged rows of one forward pass."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -123,13 +123,12 @@ class PackedBatch(NamedTuple):
     Attributes:
         batch: what the host knows of it.
         completion: see `HostTrees.completion`.
-        image: returns the rows as bytes, as `row_layout` says, once the batch is complete; None if it was not asked
-            for.
+        image: the rows as bytes, as `row_layout` says, once the batch is complete; None if it was not asked for.
     """
 
     batch: TreeBatch
     completion: Completion | None
-    image: Callable[[], Tensor] | None
+    image: Tensor | None
 
     def complete(self) -> TreeBatch:
         """Return the batch, once its packet is sent."""

@@ -216,8 +216,8 @@ class _DraftGraph(Generic[Grown]):
                 room.check(Plan.make(rows, one, configs, chip.processors, room.height, packet, room.capacity))
 
         def fill(hidden: Tensor) -> None:
-            self._levels.copy_(given())
-            self._plans.copy_(plans())
+            self._levels.copy_(given)
+            self._plans.copy_(plans)
             self.levels.tables[:, : levels.tables.shape[1]].copy_(levels.tables)
             self.hidden[: len(hidden)].copy_(hidden)
             if self.adapted is not None:

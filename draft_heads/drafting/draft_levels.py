@@ -44,8 +44,8 @@ class DraftLevels:
         is_block: whether one pass over `width` rows, which see each other, drafts all levels.
         adapters: see `RaggedRows`.
         adapted: the rows of each pass that have an adapter.
-        image: returns the inputs as bytes, as `level_layout` says, once their packet is sent; None where they are not
-            for a graph.
+        image: the inputs as bytes, as `level_layout` says, once their packet is sent; None where they are not for a
+            graph.
         bounds: of the trees of a search whose outcome stays on the device.
     """
 
@@ -65,7 +65,7 @@ class DraftLevels:
     is_block: bool = False
     adapters: Sequence[int] = ()
     adapted: AdapterRows | None = None
-    image: Callable[[], Tensor] | None = None
+    image: Tensor | None = None
     bounds: TreeBounds | None = None
     _bits: Tensor | None = None
     _wide: tuple[NoiseRows, RowSampling | None] | None = None

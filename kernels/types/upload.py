@@ -1,18 +1,28 @@
 """Copies of numbers from the host to a device, without waiting for it, and back."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
 # Bytes of a packet's memory on a device, or of a part that is larger.
 CHUNK = 1 << 20
 # Bytes at whose multiples parts begin, so that kernels are compiled for aligned addresses alone.
 ALIGNMENT = 16
+# Of the numbers that a packet takes.
+NUMPY_DTYPES = {
+    torch.int64: np.int64,
+    torch.int32: np.int32,
+    torch.uint8: np.uint8,
+    torch.bool: np.bool_,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+}
 
 
 def upload(numbers: Any, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -54,14 +64,12 @@ class PacketLayout:
 class Packet:
     """Numbers for a device that go there in one copy: each copy is a call of the host, whatever its size.
 
-    On a CPU there is nothing to send.
+    They are written to pinned memory as they are added. On a CPU that is the memory they stay in, and nothing is sent.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._chunks: list[_Chunk] = []
-        # On a CPU, the parts since `begin`, with their sizes.
-        self._run: list[tuple[Tensor, int]] = []
 
     @property
     def is_copied(self) -> bool:
@@ -73,24 +81,19 @@ class Packet:
 
         Args:
             numbers: nested lists or a numpy array.
+            dtype: one of `NUMPY_DTYPES`.
             least: numbers that the part takes at least; zeros fill it, behind the tensor.
         """
-        part = torch.tensor(numbers, dtype=dtype)
-        size = _aligned(max(part.numel(), least) * part.itemsize)
-        if not self.is_copied:
-            self._run.append((part, size))
-            return part
-        return self._chunk_for(size).add(part, size)
+        part = np.ascontiguousarray(numbers, NUMPY_DTYPES[dtype])
+        size = _aligned(max(part.size, least) * dtype.itemsize)
+        return self._chunk_for(size).add(part, dtype, size)
 
-    def begin(self, layout: PacketLayout) -> Callable[[], Tensor]:
-        """Return what returns the parts that are added next, which lie as in a layout, as bytes.
+    def begin(self, layout: PacketLayout) -> Tensor:
+        """Return the bytes of the parts that are added next, which lie as in a layout.
 
         Once the packet is sent, one copy of them sets all inputs of a graph.
         """
-        if not self.is_copied:
-            self._run = run = list[tuple[Tensor, int]]()
-            return lambda: _joined(run, layout.size)
-        return self._chunk_for(layout.size).reserved(layout.size)
+        return self._chunk_for(layout.size).following(layout.size)
 
     def send(self) -> None:
         """Send what was added since the last call, before anything reads it."""
@@ -105,48 +108,42 @@ class Packet:
 
 
 class _Chunk:
-    """Memory of a packet on a device."""
+    """Memory of a packet, on the host and on the device."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self._memory = torch.empty(size, dtype=torch.uint8, device=device)
-        self._parts: list[Tensor] = []
-        self._end = 0
+        is_copied = device.type == "cuda"
+        self._host = torch.empty(size, dtype=torch.uint8, pin_memory=is_copied)
+        self._memory = torch.empty(size, dtype=torch.uint8, device=device) if is_copied else self._host
+        self._bytes = self._host.numpy()
+        # The memory as numbers of each dtype.
+        self._typed: dict[torch.dtype, Tensor] = {}
+        self._size, self._end = size, 0
 
     @property
     def room(self) -> int:
-        return len(self._memory) - self._end
+        return self._size - self._end
 
-    def add(self, part: Tensor, size: int) -> Tensor:
-        found = self._memory[self._end : self._end + part.numel() * part.itemsize].view(part.dtype).view(part.shape)
-        self._parts.append(_padded(part, size))
+    def add(self, part: NDArray[Any], dtype: torch.dtype, size: int) -> Tensor:
+        start, end = self._end, self._end + part.nbytes
         self._end += size
-        return found
+        self._bytes[start:end] = part.reshape(-1).view(np.uint8)
+        self._bytes[end : self._end] = 0
+        typed = self._typed.get(dtype)
+        if typed is None:
+            typed = self._typed[dtype] = self._memory.view(dtype)
+        strides = [stride // dtype.itemsize for stride in part.strides] if part.size else [1] * part.ndim
+        return typed.as_strided(part.shape, strides, start // dtype.itemsize)
 
-    def reserved(self, size: int) -> Callable[[], Tensor]:
-        found = self._memory[self._end : self._end + size]
-        return lambda: found
+    def following(self, size: int) -> Tensor:
+        return self._memory[self._end : self._end + size]
 
     def send(self) -> None:
-        if not self._parts:
-            return
-        pinned = torch.empty(self._end, dtype=torch.uint8, pin_memory=True)
-        torch.cat(self._parts, out=pinned)
-        self._memory[: self._end].copy_(pinned, non_blocking=True)
+        if self._end and self._memory is not self._host:
+            self._memory[: self._end].copy_(self._host[: self._end], non_blocking=True)
 
 
 def _aligned(size: int) -> int:
     return size + -size % ALIGNMENT
-
-
-def _padded(part: Tensor, size: int) -> Tensor:
-    """Return a part as bytes, with zeros behind it."""
-    numbers = part.flatten().view(torch.uint8)
-    return pad(numbers, (0, size - len(numbers)))
-
-
-def _joined(parts: Sequence[tuple[Tensor, int]], size: int) -> Tensor:
-    """Return the first `size` bytes of parts."""
-    return torch.cat([torch.empty(0, dtype=torch.uint8), *(_padded(*part) for part in parts)])[:size]
 
 
 def read_together(parts: Sequence[Tensor]) -> list[list[int]]:

@@ -235,8 +235,8 @@ class _PassGraph:
         adapted = AdapterRows.of(given)
 
         def fill(batch: TreeBatch) -> None:
-            self._rows.copy_(rows())
-            self._plans.copy_(plans())
+            self._rows.copy_(rows)
+            self._plans.copy_(plans)
             tables = batch.rows.block_tables
             owner.tables[: tables.shape[0], : tables.shape[1]].copy_(tables)
             if self.adapted is not None and adapted is not None:

@@ -54,7 +54,7 @@ def check(device: torch.device, before: list[Part], inside: list[Part], after: l
         assert own.dtype == part.numbers.dtype
         assert device.type == "cpu" or not own.numel() or raw(own).data_ptr() % ALIGNMENT == 0
     memory = torch.zeros(layout.size, dtype=torch.uint8, device=device)
-    memory.copy_(image())
+    memory.copy_(image)
     for part, own in zip(inside, layout.views(memory), strict=True):
         flat = raw(own).flatten()
         assert torch.equal(flat[: part.numbers.numel()], part.numbers.flatten())
