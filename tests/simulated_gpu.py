@@ -403,7 +403,7 @@ def simulated_gpu(patch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
         patch.setattr(torch.cuda, name, function)
     # The interpreter takes long for what a GPU does at once: few graphs, captured at the first run; more by night.
     patch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
-    patch.setattr("specdec.execution.step_graphs.TOKEN_BUCKETS", BUCKETS)
+    patch.setattr("specdec.verify.pass_graphs.TOKEN_BUCKETS", BUCKETS)
     with gpu:
         yield gpu
 

@@ -26,6 +26,7 @@ class TreeBatch:
         rows: what each token sees, and block tables.
         logit_rows: int64, per request its chain's scored rows, then its nodes' rows.
         row_starts: first packed row of each request.
+        sources: int64 `[rows]`, slot of the token before; None where a request's first entry is 0.
     """
 
     tokens: Tensor
@@ -34,6 +35,7 @@ class TreeBatch:
     rows: RaggedRows
     logit_rows: Tensor
     row_starts: tuple[int, ...]
+    sources: Tensor | None = None
 
     @staticmethod
     def pack(parts: Sequence[TreeRow], trees: DraftTrees, block_size: int, device: torch.device) -> "TreeBatch":
@@ -51,6 +53,8 @@ class TreeBatch:
         block_size: int,
         layout: PacketLayout | None = None,
         least_words: int = 1,
+        first: int = 0,
+        firsts: Sequence[int] = (),
     ) -> "PackedBatch":
         """Return what is packed, beside other numbers for the device.
 
@@ -58,25 +62,30 @@ class TreeBatch:
             trees: under the last tokens of the first chains; the others have none.
             layout: of `row_layout`, as which the rows are to lie.
             least_words: words of ancestor bits at least.
+            first: first entry that there is, 0 or 1; positions count from it.
+            firsts: see `RaggedRows`.
         """
         sizes = [*trees.sizes, *[0] * (len(parts) - len(trees.sizes))]
         words = max(least_words, ceil_div(max(sizes), WORD_BITS))
-        tokens, positions, slots, visible, node_rows, logit_rows, starts = (list[int]() for _ in range(7))
+        tokens, positions, slots, visible, node_rows, logit_rows, starts, sources = (list[int]() for _ in range(8))
         ancestors: list[list[int]] = []
         for row, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             start, known = len(tokens), len(part.tokens)
             end = part.num_cached + known
             starts.append(start)
             tokens += part.tokens
-            positions += range(part.num_cached, end)
+            positions += range(part.num_cached - first, end - first)
             ancestors += [[0] * words] * known
             if size:
                 nodes = trees.host_nodes(row)
                 node_rows += range(start + known, start + known + size)
                 tokens += nodes.tokens
-                positions += [end - 1 + depth for depth in nodes.depths]
+                positions += [end - 1 - first + depth for depth in nodes.depths]
                 ancestors += [split_words(bits, words) for bits in nodes.ancestors]
-            slots += slots_of(part.block_table, part.num_cached, end + size, block_size)
+            entries = slots_of(part.block_table, part.num_cached - first, end + size, block_size)
+            slots += entries[first:]
+            if first:
+                sources += entries[:-first]
             visible += range(part.num_cached + 1, end + 1)
             visible += [end] * size
             logit_rows += range(start + known - part.num_scored, start + known + size)
@@ -87,6 +96,7 @@ class TreeBatch:
         own_tokens, own_positions, own_slots, own_visible, own_ancestors = map(
             packet.add, (tokens, positions, slots, visible, ancestors)
         )
+        before = packet.add(sources) if first else None
         rows = RaggedRows(
             query_lens=[len(part.tokens) + size for part, size in zip(parts, sizes, strict=True)],
             lengths=[part.num_cached + len(part.tokens) + size for part, size in zip(parts, sizes, strict=True)],
@@ -95,6 +105,8 @@ class TreeBatch:
             visible=own_visible,
             ancestors=own_ancestors,
             block_size=block_size,
+            first=first,
+            firsts=firsts,
             adapters=[part.adapter for part in parts] if any(part.adapter for part in parts) else (),
         )
         batch = TreeBatch(
@@ -104,16 +116,19 @@ class TreeBatch:
             rows=rows,
             logit_rows=wanted,
             row_starts=tuple(starts),
+            sources=before,
         )
         return PackedBatch(batch, trees.completion(node_rows, packet) if node_rows else None, image)
 
 
-def row_layout(tokens: int, words: int) -> PacketLayout:
-    """Return how the rows of a batch lie in a packet: tokens, positions, slots, what each sees, and its ancestors."""
+def row_layout(tokens: int, words: int, first: int = 0) -> PacketLayout:
+    """Return how the rows of a batch lie in a packet: tokens, positions, slots, what each sees, ancestors, sources."""
     layout = PacketLayout()
     for _ in range(4):
         layout.add(tokens)
     layout.add(tokens, words)
+    if first:
+        layout.add(tokens)
     return layout
 
 

@@ -28,6 +28,7 @@ from specdec.kernels.types.tree import split_words
 from specdec.kernels.types.types import Candidates, NoiseKey, Stream, TopK
 from specdec.kernels.types.upload import Packet, upload
 from specdec.verify.transforms import NodeRows, processed_logits
+from specdec.verify.tree_batch import TreeBatch
 
 
 class Lattice(NamedTuple):
@@ -116,17 +117,26 @@ class BlockDrafter(TreeDrafter[Paths]):
 
     def _reading(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[], Tensor]:
         """Return what writes the context rows of the tokens to be read, and returns each row's last token."""
-        _, slots, positions, sources, seeing = self._unread(rows, packet)
-        anchors = packet.add([[row.token_ids[-1]] for row in rows])
+        read, anchors = self._unread(rows, packet), packet.add([[row.token_ids[-1]] for row in rows])
 
-        def read() -> Tensor:
-            self._adapt(seeing)
-            rotary, features = rotary_at(self.rope, positions), self.features.index_select(0, sources)
-            for kv, stored in zip(self.kv, self.head.context(features).unbind(1), strict=True):
-                self.kernels.rotary_store(stored.contiguous(), *rotary, kv, slots, 0, None)
+        def roots() -> Tensor:
+            read()
             return anchors
 
-        return read
+        return roots
+
+    @property
+    def state_size(self) -> int:
+        return 0
+
+    def read(self, batch: TreeBatch) -> Tensor:
+        """Write keys and values of what the target's features say; see `TreeDrafter.read`."""
+        assert batch.sources is not None
+        self._adapt(batch.rows)
+        rotary, features = rotary_at(self.rope, batch.positions), self.features.index_select(0, batch.sources)
+        for kv, stored in zip(self.kv, self.head.context(features).unbind(1), strict=True):
+            self.kernels.rotary_store(stored.contiguous(), *rotary, kv, batch.slots, 0, None)
+        return features[:, :0]
 
     def _levels(
         self,

@@ -19,11 +19,10 @@ from specdec.kernels.triton.attention_plan import (
     configs_of,
 )
 from specdec.kernels.triton.plan_buffer import Capture, PlanRoom
-from specdec.kernels.triton.tree_attention import plan_of
 from specdec.kernels.types.adapters import AdapterBuffer, fill_adapted
 from specdec.kernels.types.integers import ceil_div, next_power_of_2
-from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.upload import Packet, PacketLayout
+from specdec.verify.pass_graphs import PassGraphs
 
 Grown = TypeVar("Grown")
 
@@ -114,20 +113,17 @@ class LoopGraphs(Generic[Grown]):
             rooms += [PlanRoom(height, configs[height], capacity) for _ in range(levels.num_passes)]
         return rooms
 
-    def plan(self, rows: RaggedRows, packet: Packet) -> None:
-        """Make the attention plans of rows beside the loop."""
-        for geometry in self.geometries:
-            plan_of(rows, geometry, packet)
-
 
 class DraftGraphs(NamedTuple):
-    """Graphs of both kinds of trees.
+    """Graphs of the head's reading, and of both kinds of trees.
 
     Attributes:
+        reading: the pass over tokens to be read.
         search: trees of the most probable tokens.
         draw: trees of tokens drawn from q.
     """
 
+    reading: PassGraphs
     search: LoopGraphs[SearchedNodes]
     draw: LoopGraphs[TreeDraw]
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.types import Candidates, NoiseKey, Stream, TopK
 from specdec.kernels.types.upload import Packet
 from specdec.verify.transforms import NodeRows, processed_logits
+from specdec.verify.tree_batch import TreeBatch
 
 
 class ModelDrafter(TreeDrafter[Tensor]):
@@ -63,15 +63,23 @@ class ModelDrafter(TreeDrafter[Tensor]):
 
     def _reading(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[], Tensor]:
         """Return what runs the head over the tokens to be read: its state after each row's last."""
-        tokens, slots, positions, sources, seeing = self._unread(rows, packet)
-        is_last_alone = len(rows) == len(tokens)
-        last = None if is_last_alone else packet.add([end - 1 for end in accumulate(seeing.query_lens)])
+        read = self._unread(rows, packet)
 
-        def read() -> Tensor:
-            hidden = self._forward(tokens, self.features.index_select(0, sources), positions, slots, seeing)
-            return hidden if last is None else hidden.index_select(0, last)
+        def last() -> Tensor:
+            batch, states = read()
+            return states if len(states) == len(rows) else states.index_select(0, batch.logit_rows)
 
-        return read
+        return last
+
+    @property
+    def state_size(self) -> int:
+        return self.llama.hidden_size
+
+    def read(self, batch: TreeBatch) -> Tensor:
+        """See `TreeDrafter.read`."""
+        sources = batch.slots if batch.sources is None else batch.sources
+        features = self.features.index_select(0, sources)
+        return self._forward(batch.tokens, features, batch.positions, batch.slots, batch.rows)
 
     def _levels(
         self,

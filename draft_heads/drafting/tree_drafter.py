@@ -14,7 +14,6 @@ from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.one_call_rows import one_call_rows
 from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
 from specdec.draft_heads.drafting.tree_search import Frontier, SearchedNodes, TreeBounds, TreeSearch
-from specdec.draft_heads.drafting.unread import Unread
 from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.heads.readout import Readout
 from specdec.kernels.kernel_set import KernelSet
@@ -23,16 +22,19 @@ from specdec.kernels.types.draft_trees import DraftTrees, HostTrees
 from specdec.kernels.types.fused import DraftingRow, FusedDrafting
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import RaggedRows
+from specdec.kernels.types.tree import TreeRow
 from specdec.kernels.types.types import Candidates, NoiseKey, Stream, TopK
 from specdec.kernels.types.upload import Packet
 from specdec.verify.noise import noise_key
 from specdec.verify.sampling import Context, Sampling
+from specdec.verify.tree_batch import TreeBatch
 from specdec.verify.verifier import noise_keys
 
 if TYPE_CHECKING:
     # Importing it imports Triton, which an engine on plain torch does not need.
     from specdec.draft_heads.drafting.draft_graphs import DraftGraphs, LoopGraphs
     from specdec.kernels.triton.plan_buffer import Capture
+    from specdec.verify.pass_graphs import Pass
 
 # What the loop over levels carries from one level to the next.
 State = TypeVar("State")
@@ -99,6 +101,15 @@ class TreeDrafter(ABC, Generic[State]):
     def _one_call(self, head: CachedHead) -> FusedDrafting | None:  # noqa: ARG002
         """Return the drafter in one call, if there is one."""
         return None
+
+    @property
+    @abstractmethod
+    def state_size(self) -> int:
+        """Numbers of a token's state, as `read` returns it."""
+
+    @abstractmethod
+    def read(self, batch: TreeBatch) -> Tensor:
+        """Write the head's entries of known tokens; return their states `[tokens, state_size]`."""
 
     @abstractmethod
     def _reading(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[], Tensor]:
@@ -362,12 +373,21 @@ class TreeDrafter(ABC, Generic[State]):
                 state = self._expand(levels, frontier, state, level)
         return draw
 
-    def _unread(self, rows: Sequence[DraftRow], packet: Packet) -> Unread:
-        """Return the entries that the head is to write, once the packet is sent."""
-        unread = Unread.of(rows, self.first, self.block_size, packet)
-        if self.graphs is not None:
-            self.graphs.search.plan(unread.rows, packet)
-        return unread
+    def _unread(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[], tuple[TreeBatch, Tensor]]:
+        """Return what reads, once the packet is sent: it writes the entries, and returns them with their states."""
+        starts = [max(row.num_draft_cached, self.first) for row in rows]
+        parts = [
+            TreeRow(row.token_ids[start : row.draft_prefill_end], start, row.block_table, 1, row.adapter)
+            for row, start in zip(rows, starts, strict=True)
+        ]
+        firsts, none = [max(row.draft_start, self.first) for row in rows], HostTrees.empty(len(rows))
+        if self.graphs is None:
+            run: Pass = self.read
+            packed = TreeBatch.pack_into(packet, parts, none, self.block_size, first=self.first, firsts=firsts)
+        else:
+            packed = self.graphs.reading.pack(packet, parts, none, firsts)
+            run = self.graphs.reading.pass_of(packed, packet)
+        return lambda: (packed.batch, run(packed.complete()))
 
     def _adapt(self, rows: RaggedRows) -> None:
         """Have the head's next products adapt these rows."""

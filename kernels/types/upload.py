@@ -84,7 +84,7 @@ class Packet:
             dtype: one of `NUMPY_DTYPES`.
             least: numbers that the part takes at least; zeros fill it, behind the tensor.
         """
-        part = np.ascontiguousarray(numbers, NUMPY_DTYPES[dtype])
+        part: NDArray[Any] = np.ascontiguousarray(numbers, NUMPY_DTYPES[dtype])
         size = _aligned(max(part.size, least) * dtype.itemsize)
         return self._chunk_for(size).add(part, dtype, size)
 

@@ -140,7 +140,7 @@ class LlamaCppPeer:
     def _argmax(self, row: int) -> int:
         logits = lib.llama_get_logits_ith(self._context, row)
         values = (ctypes.c_float * self._vocab_size).from_address(ctypes.addressof(logits.contents))
-        return int(np.frombuffer(values, dtype=np.float32).argmax())
+        return int(np.argmax(np.frombuffer(values, dtype=np.float32)))
 
 
 def load(setup: PeerSetup) -> LlamaCppPeer:

@@ -264,7 +264,7 @@ class WorkerBuilder:
         # Imported late: they bring Triton.
         from specdec.execution.cuda_graphs import CudaGraphs
         from specdec.execution.graph_capture import DRAFTED_CONTEXT, capture_drafting, capture_passes
-        from specdec.execution.step_graphs import GraphLimits
+        from specdec.verify.pass_graphs import GraphLimits
 
         began, self._graphs = time.perf_counter(), self._graphs or CudaGraphs(self.device)
         self._graphs.release()

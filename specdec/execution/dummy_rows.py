@@ -1,4 +1,4 @@
-"""Rows that belong to no request: padding, and rows to measure or capture a step with. They use the null block."""
+"""Rows that belong to no request, to measure or capture a step with. They use the null block."""
 
 from specdec.cache.kv_cache import KVCache
 from specdec.draft_heads.drafting.draft_shape import DraftShape
@@ -8,14 +8,9 @@ from specdec.kernels.types.tree import ROOT, DraftTree, TreeRow
 from specdec.verify.sampling import Context, Sampling
 
 
-def padding_row(cache: KVCache, num_tokens: int, num_scored: int = 0) -> TreeRow:
-    """Make one chain of `num_tokens` tokens, the last `num_scored` of which get logits."""
-    return TreeRow([0] * num_tokens, 0, cache.null_block_table(num_tokens), num_scored)
-
-
 def dummy_chain(cache: KVCache, num_tokens: int) -> tuple[list[TreeRow], HostTrees]:
     """Make a step of one chain whose tokens all get logits."""
-    return [padding_row(cache, num_tokens, num_scored=num_tokens)], HostTrees.empty(1)
+    return [TreeRow([0] * num_tokens, 0, cache.null_block_table(num_tokens), num_tokens)], HostTrees.empty(1)
 
 
 def dummy_rows(cache: KVCache, count: int, context: int, nodes: int = 0) -> tuple[list[TreeRow], HostTrees]:
@@ -25,11 +20,13 @@ def dummy_rows(cache: KVCache, count: int, context: int, nodes: int = 0) -> tupl
     return [row] * count, HostTrees([tree] * count)
 
 
-def dummy_batch(cache: KVCache, most_rows: int, tokens: int, adapted: bool) -> tuple[list[TreeRow], HostTrees]:
-    """Make a step of `tokens` tokens, divided among as many rows as allowed; no row has a cached token."""
+def dummy_batch(
+    cache: KVCache, most_rows: int, tokens: int, adapted: bool, cached: int = 0
+) -> tuple[list[TreeRow], HostTrees]:
+    """Make a step of `tokens` tokens, divided among as many rows as allowed, behind `cached` ones each."""
     rows = min(tokens, most_rows)
     counts = [tokens // rows + (row < tokens % rows) for row in range(rows)]
-    parts = [TreeRow([0] * count, 0, cache.null_block_table(count), 1, int(adapted)) for count in counts]
+    parts = [TreeRow([0] * count, cached, cache.null_block_table(cached + count), 1, int(adapted)) for count in counts]
     return parts, HostTrees.empty(rows)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec.cache.kv_cache import KVCache
 from specdec.core.progress import progress_bar
 from specdec.draft_heads.drafting.draft_graphs import DraftGraphs, LoopGraphs
 from specdec.draft_heads.drafting.draft_levels import DraftLevels
@@ -16,15 +17,17 @@ from specdec.draft_heads.drafting.tree_search import SearchedNodes
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.execution.dummy_rows import dummy_batch, dummy_draft_rows
 from specdec.execution.model_runner import ModelRunner
-from specdec.execution.step_graphs import GraphLimits, StepGraphs
 from specdec.kernels.triton.attention_plan import AttentionGeometry
 from specdec.kernels.triton.plan_buffer import Capture
 from specdec.kernels.types.integers import next_power_of_2
 from specdec.kernels.types.upload import Packet
+from specdec.verify.pass_graphs import GraphLimits, PassGraphs
 
 # Limit of the draft probabilities of drawn trees: float32 over the vocabulary for each node that has children. More
 # rows than have room are drafted without a graph.
 MAX_DRAFT_PROBS_BYTES = 256 << 20
+# Tokens that a head reads in a graph, at most. After a step with drafts it reads those that were accepted, and one.
+MOST_READ = 256
 # Cached tokens of the rows that a drafting loop is captured with. No graph depends on them.
 DRAFTED_CONTEXT = 1
 
@@ -38,18 +41,22 @@ def capture_passes(runner: ModelRunner, capture: Capture, limits: GraphLimits) -
     cache, config = runner.cache, runner.model.config
     output = torch.empty(limits.padded_tokens, config.hidden_size, dtype=runner.dtype, device=cache.target.device)
     geometries = _geometries(config, runner.dtype, config.layer_windows)
-    runner.graphs = graphs = StepGraphs(runner.features, output, geometries, limits, cache.block_size)
+    runner.graphs = PassGraphs(runner.features, output, geometries, limits, cache.block_size, cache.null_block)
+    _capture_all(runner.graphs, cache, capture, "capturing passes")
+
+
+def _capture_all(graphs: PassGraphs, cache: KVCache, capture: Capture, words: str) -> None:
     keys = graphs.pass_keys()
-    with torch.inference_mode(), progress_bar(len(keys), "capturing passes") as advance:
+    with torch.inference_mode(), progress_bar(len(keys), words) as advance:
         for key in keys:
             packet = Packet(cache.target.device)
-            packed = graphs.pack(packet, *dummy_batch(cache, limits.rows, key.tokens, key.adapted))
-            graphs.capture(key, packed, packet, capture)
+            rows = dummy_batch(cache, graphs.limits.rows, key.tokens, key.adapted, graphs.first)
+            graphs.capture(key, graphs.pack(packet, *rows), packet, capture)
             advance()
 
 
 def capture_drafting(drafter: TreeDrafter[Any], runner: ModelRunner, capture: Capture, limits: GraphLimits) -> None:
-    """Capture the drafting loops, and replay them from now on.
+    """Capture the head's reading of few tokens and the drafting loops, and replay them from now on.
 
     Args:
         capture: `CudaGraphs.capture` on a GPU.
@@ -64,7 +71,12 @@ def capture_drafting(drafter: TreeDrafter[Any], runner: ModelRunner, capture: Ca
         probs = draft_probs_buffer(drafter, most)
         draw = partial(draw, probs=probs)
         cases += [(rows, True) for rows in counts if rows <= len(probs)]
-    drafter.graphs = DraftGraphs(LoopGraphs(KeptSearch(drafter), *rest), LoopGraphs(draw, *rest))
+    tokens = min(limits.requests * (1 + shape.depth), MOST_READ)
+    fewer = limits._replace(tokens=tokens, words=1)
+    output = torch.empty(fewer.padded_tokens, drafter.state_size, dtype=drafter.dtype, device=drafter.kv.device)
+    reading = PassGraphs(drafter.read, output, geometries, fewer, cache.block_size, cache.null_block, drafter.first)
+    _capture_all(reading, cache, capture, "capturing reading")
+    drafter.graphs = DraftGraphs(reading, LoopGraphs(KeptSearch(drafter), *rest), LoopGraphs(draw, *rest))
     with torch.inference_mode(), progress_bar(len(cases), "capturing drafting") as advance:
         for rows, drawn in cases:
             for adapter in sorted({0, min(1, limits.adapters)}):

@@ -11,7 +11,6 @@ from specdec.cache.kv_cache import KVCache
 from specdec.draft_heads.heads.draft_head import CachedHead, TargetOutput
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
-from specdec.execution.dummy_rows import padding_row
 from specdec.execution.micro_batches import micro_batches
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.fused import FusedTarget, TargetCache
@@ -22,7 +21,7 @@ from specdec.verify.tree_batch import TreeBatch
 
 if TYPE_CHECKING:
     # It brings Triton's kernels, which an engine on plain torch does without.
-    from specdec.execution.step_graphs import StepGraphs
+    from specdec.verify.pass_graphs import PassGraphs
 
 BeforeLayer = Callable[[int], None]
 # Positions that measurements and captures need at most, whatever the limit of requests.
@@ -59,7 +58,7 @@ class ModelRunner:
         positions = min(config.max_position, max(longest, LONGEST_MEASURED))
         self.rope = config.rope.table(config.head_dim, positions, dtype).to(cache.target.device)
         self.slopes = config.slopes(dtype, cache.target.device)
-        self.graphs: StepGraphs | None = None
+        self.graphs: PassGraphs | None = None
         self.one_call = self._one_call()
 
     def _one_call(self) -> FusedTarget | None:
@@ -126,9 +125,6 @@ class ModelRunner:
         """Run the decoder on rows; return what logits are made of, `[sum of (num_scored + nodes), hidden_size]`."""
         # A graph is replayed as a whole.
         graphs = self.graphs if before_layer is None else None
-        padding = graphs.padding(sum(len(row.tokens) for row in parts) + sum(trees.sizes)) if graphs is not None else 0
-        if padding:
-            parts = [*parts, padding_row(self.cache, padding)]
         run: Callable[[TreeBatch], Tensor] = partial(self.features, before_layer=before_layer)
         if graphs is None:
             packed = TreeBatch.pack_into(packet, parts, trees, self.cache.block_size)

@@ -194,7 +194,7 @@ def test_memory_is_flat_over_heads(folder: Path, monkeypatch: pytest.MonkeyPatch
     """Graphs of the head before are released first, and passes stay where they hold none of its weights."""
     taken, captures = list[int](), list[int]()
     with simulated_gpu(monkeypatch) as gpu:
-        monkeypatch.setattr("specdec.execution.step_graphs.TOKEN_BUCKETS", ((1, 1), (8, 8)))
+        monkeypatch.setattr("specdec.verify.pass_graphs.TOKEN_BUCKETS", ((1, 1), (8, 8)))
         llm = load(folder, f"{kind} 0", verify="rejection")
         graphs = llm.engine.worker.graphs
         assert graphs is not None
@@ -212,7 +212,7 @@ def test_memory_is_flat_over_heads(folder: Path, monkeypatch: pytest.MonkeyPatch
         drafter = llm.engine.worker.drafter
         assert isinstance(drafter, TreeDrafter)
         assert drafter.graphs is not None
-        drafting = len(drafter.graphs.search.captured) + len(drafter.graphs.draw.captured)
+        drafting = sum(len(graphs.captured) for graphs in drafter.graphs)
         assert gpu.memory.most_graphs == most
     assert len(set(taken)) == 1, taken
     each = drafting + (0 if passes_stay else passes)

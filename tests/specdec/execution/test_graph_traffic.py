@@ -18,7 +18,6 @@ from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.drafting.tree_draw import DrawSizes
 from specdec.execution.dummy_rows import dummy_batch, dummy_draft_rows
 from specdec.execution.graph_capture import MAX_DRAFT_PROBS_BYTES, draft_probs_buffer
-from specdec.execution.step_graphs import TOKEN_BUCKETS, GraphLimits, StepGraphs
 from specdec.kernels.triton.attention_plan import (
     CONFIGS,
     HOPPER_CONFIGS,
@@ -34,6 +33,7 @@ from specdec.kernels.types.integers import ceil_div, next_power_of_2
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.tree import ROOT, DraftTree, TreeRow
 from specdec.kernels.types.upload import Packet
+from specdec.verify.pass_graphs import TOKEN_BUCKETS, GraphLimits, PassGraphs
 from specdec.verify.sampling import Context, Sampling
 
 pytestmark = pytest.mark.slow
@@ -129,7 +129,7 @@ def test_every_pass_of_drawn_traffic_was_captured_at_the_start(name: str) -> Non
     blocks = ceil_div(model.longest + SHAPE.slots, BLOCK)
     limits = GraphLimits(model.seats, min(model.budget, model.seats * model.longest), blocks, words, ADAPTERS)
     output = torch.empty(limits.padded_tokens, 1)
-    graphs = StepGraphs(eagerly, output, geometries(model), limits, BLOCK)
+    graphs = PassGraphs(eagerly, output, geometries(model), limits, BLOCK, 0)
     for key in graphs.pass_keys():
         packet = Packet(CPU)
         packed = graphs.pack(packet, *dummy_batch(Cache(), limits.rows, key.tokens, key.adapted))  # type: ignore[arg-type]
@@ -142,11 +142,9 @@ def test_every_pass_of_drawn_traffic_was_captured_at_the_start(name: str) -> Non
         rows = drawn_step(chance, model)
         parts = [part for part, _, _ in rows]
         tokens = sum(len(part.tokens) + len(tree) for part, tree, _ in rows)
-        if padding := graphs.padding(tokens):
-            parts.append(TreeRow([0] * padding, 0, [0] * ceil_div(padding, BLOCK), 0))
         packet = Packet(CPU)
         packed = graphs.pack(packet, parts, HostTrees([tree for _, tree, _ in rows]))
-        assert graphs.pass_of(packed, packet)(packed.complete()).shape == (tokens + padding, 1)
+        assert graphs.pass_of(packed, packet)(packed.complete()).shape == (tokens + graphs.padding(tokens), 1)
     assert (counter.captures, counter.replays) == (captured, steps)
 
 

@@ -1,4 +1,4 @@
-"""The target's pass in CUDA graphs: the host launches one graph instead of hundreds of kernels."""
+"""A model's pass over packed rows in CUDA graphs: the host launches one graph instead of hundreds of kernels."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from specdec.kernels.triton.attention_plan import (
 from specdec.kernels.triton.plan_buffer import Capture, PlanRoom, most_tiles
 from specdec.kernels.types.adapters import ADAPTED, AdapterBuffer, AdapterRows, fill_adapted
 from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.tree import TreeRow
 from specdec.kernels.types.upload import Packet, PacketLayout
@@ -70,27 +71,37 @@ class GraphLimits(NamedTuple):
     def padded_tokens(self) -> int:
         """Most tokens of a captured step, padding included."""
         tokens = min(self.tokens, TOKEN_BUCKETS[-1][0])
-        return tokens + StepGraphs.padding(tokens)
+        return tokens + PassGraphs.padding(tokens)
 
 
-class StepGraphs:
-    """The target's pass, replayed from a CUDA graph, or launched kernel by kernel where no graph fits the step.
+class PassGraphs:
+    """A pass, the target's or that of a head, replayed from a CUDA graph; kernel by kernel where no graph fits a step.
 
     All graphs are captured before the first request, so that no step waits for a capture. They are few, since each has
     room for the largest attention plan of its tokens (`PlanCapacity`). All share the memory of their inputs and of
     their output. A step's rows and plans lie in its packet as they do there, so a copy each sets them.
 
     Args:
-        run: the pass. It returns features `[tokens, hidden_size]` and stores keys, values and features in the cache.
-        output: `[limits.padded_tokens, hidden_size]`, memory for these features.
-        geometries: geometries of the target's attention, one per window of its layers.
+        run: the pass. It returns states `[tokens, size]`, and writes to the cache.
+        output: `[limits.padded_tokens, size]`, memory for these states.
+        geometries: geometries of its attention, one per window of its layers.
+        null_block: block that belongs to no request, for rows of padding.
+        first: first entry that there is, see `TreeBatch.pack_into`.
     """
 
     def __init__(
-        self, run: Pass, output: Tensor, geometries: Sequence[AttentionGeometry], limits: GraphLimits, block_size: int
+        self,
+        run: Pass,
+        output: Tensor,
+        geometries: Sequence[AttentionGeometry],
+        limits: GraphLimits,
+        block_size: int,
+        null_block: int,
+        first: int = 0,
     ) -> None:
         self.run, self.output, self.geometries, self.limits = run, output, geometries, limits
-        self.block_size, self.chip, device = block_size, chip_of(output.device), output.device
+        self.block_size, self.null_block, self.first = block_size, null_block, first
+        self.chip, device = chip_of(output.device), output.device
         self.configs = {geometry: configs_of(geometry, self.chip) for geometry in geometries}
         tokens = limits.padded_tokens
         self.adapters = AdapterBuffer(tokens, limits.adapters, device) if limits.adapters else None
@@ -102,7 +113,7 @@ class StepGraphs:
 
     def layout(self, tokens: int) -> PacketLayout:
         """Return how the rows of a step of `tokens` tokens lie in memory."""
-        return row_layout(tokens, self.limits.words)
+        return row_layout(tokens, self.limits.words, self.first)
 
     def plan_layout(self, key: PassKey) -> tuple[list[PlanRoom], PacketLayout]:
         """Return the room of each geometry's plan, and how the plans lie in memory."""
@@ -136,11 +147,22 @@ class StepGraphs:
             for some in adapted
         ]
 
-    def pack(self, packet: Packet, parts: Sequence[TreeRow], trees: DraftTrees) -> PackedBatch:
-        """Pack a step's rows as a graph takes them."""
+    def pack(
+        self, packet: Packet, parts: Sequence[TreeRow], trees: DraftTrees, firsts: Sequence[int] = ()
+    ) -> PackedBatch:
+        """Pack a step's rows as a graph takes them, with a row of padding where it takes more tokens.
+
+        Args:
+            firsts: see `RaggedRows`.
+        """
         tokens = sum(len(part.tokens) for part in parts) + sum(trees.sizes)
+        if padding := self.padding(tokens):
+            table = [self.null_block] * ceil_div(self.first + padding, self.block_size)
+            parts = [*parts, TreeRow([0] * padding, self.first, table, 0)]
+            firsts = [*firsts, self.first] if firsts else ()
+        layout, words = self.layout(tokens + padding), self.limits.words
         return TreeBatch.pack_into(
-            packet, parts, trees, self.block_size, self.layout(tokens), least_words=self.limits.words
+            packet, parts, trees, self.block_size, layout, least_words=words, first=self.first, firsts=firsts
         )
 
     def capture(self, key: PassKey, packed: PackedBatch, packet: Packet, capture: Capture) -> None:
@@ -158,7 +180,7 @@ class StepGraphs:
         graph.capture(capture)
 
     def pass_of(self, packed: PackedBatch, packet: Packet) -> Pass:
-        """Return the pass for a batch: captured, or launched kernel by kernel. Its features are valid until the next.
+        """Return the pass for a batch: captured, or launched kernel by kernel. Its states are valid until the next.
 
         Args:
             packed: of `pack`.
@@ -183,11 +205,11 @@ class StepGraphs:
 class _PassGraph:
     """A captured pass over the first tokens of its owner's inputs."""
 
-    def __init__(self, owner: StepGraphs, key: PassKey) -> None:
+    def __init__(self, owner: PassGraphs, key: PassKey) -> None:
         self.owner, self.key = owner, key
         layout = owner.layout(key.tokens)
         self._rows = owner.rows[: layout.size]
-        tokens, positions, slots, visible, ancestors = layout.views(self._rows)
+        tokens, positions, slots, visible, ancestors, *sources = layout.views(self._rows)
         # The kernel reads the plan alone, so the rows' lengths are not needed.
         rows = RaggedRows(
             query_lens=(),
@@ -197,6 +219,7 @@ class _PassGraph:
             visible=visible,
             ancestors=ancestors,
             block_size=owner.block_size,
+            first=owner.first,
         )
         self.rooms, self._plan_layout = owner.plan_layout(key)
         self._plans = owner.plans[: self._plan_layout.size]
@@ -205,7 +228,7 @@ class _PassGraph:
             rows.plans[one] = room.plan(items, joins)
         self.adapted = owner.adapters.rows(key.tokens) if owner.adapters is not None and key.adapted else None
         rows.plans[ADAPTED] = self.adapted
-        self.batch = TreeBatch(tokens, positions, slots, rows, tokens[:0], ())
+        self.batch = TreeBatch(tokens, positions, slots, rows, tokens[:0], (), sources[0] if sources else None)
         self.output = owner.output[: key.tokens]
         self._replay: Callable[[], None]
 
@@ -214,7 +237,7 @@ class _PassGraph:
         self._replay = capture(lambda: self._run(self.owner.run))
 
     def pass_of(self, packed: PackedBatch, packet: Packet) -> Pass:
-        """See `StepGraphs.pass_of`."""
+        """See `PassGraphs.pass_of`."""
         fill = self.filling(packed, packet)
 
         def run(batch: TreeBatch) -> Tensor:
