@@ -50,9 +50,9 @@ class Passes:
         self._forward = runner.forward
         runner.forward = self._count  # type: ignore[method-assign]
 
-    def _count(self, parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet | None = None) -> Tensor:
+    def _count(self, parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
         self.rows.append(sum(len(part.tokens) for part in parts) + sum(trees.sizes))
-        return self._forward(parts, trees, packet)
+        return self._forward(parts, trees)
 
 
 def timed(llm: LLM, prompt: list[int], params: SamplingParams) -> float:

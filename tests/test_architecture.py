@@ -146,10 +146,10 @@ def test_layers_are_imported_through_the_package() -> None:
     assert [(module, name) for module, name in pairs if name.split(".")[0] in LINKED] == []
 
 
-def test_kernels_need_only_torch_and_triton() -> None:
+def test_kernels_need_only_torch_triton_and_numpy() -> None:
     kernels = [module for module in SOURCES if _layer(module) == "kernels"]
     others = [(module, name) for module in kernels for name in _imports(module) if _layer(name) != "kernels"]
-    known = {"torch", "triton", *sys.stdlib_module_names}
+    known = {"torch", "triton", "numpy", *sys.stdlib_module_names}
     assert [(module, name) for module, name in others if name.split(".")[0] not in known] == []
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.types.draft_trees import DraftTrees, PreparedWalk
+from specdec.kernels.types.draft_trees import DraftTrees, OnWalk, PreparedWalk
 from specdec.kernels.types.types import Acceptance, NoiseKey, NoiseRows, NoiseSource
 from specdec.kernels.types.upload import Packet
 from specdec.verify.host_walks import host_coupled_walk, host_walk
@@ -30,7 +30,9 @@ class CoupledVerifier:
         self.kernels = kernels
         self.walk = kernels.walks.coupled or host_coupled_walk(_noise_of(kernels))
 
-    def prepare(self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet) -> PreparedWalk:
+    def prepare(
+        self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet, on_walk: OnWalk | None = None
+    ) -> PreparedWalk:
         """Return what returns the outcome of each row, of logits and once the packet is sent.
 
         The logits are `[sum of (1 + nodes), vocab]`, per row its root, then its nodes.
@@ -39,9 +41,10 @@ class CoupledVerifier:
             trees: trees of the sampled rows.
             contexts: the same rows' requests, up to the trees' roots.
             packet: takes the numbers that the rule needs on the device.
+            on_walk: is told of walks on the device.
         """
         keys = noise_keys(contexts)
-        walk = self.walk(trees, NoiseRows(keys), packet)
+        walk = self.walk(trees, NoiseRows(keys), packet, on_walk)
         if not any(key is not None or context.sampling.edits for key, context in zip(keys, contexts, strict=True)):
             return walk
 
@@ -67,9 +70,11 @@ class RejectionVerifier:
         self.kernels = kernels
         self.walk = kernels.walks.rejection or host_walk(walk_rejection, _noise_of(kernels).uniforms)
 
-    def prepare(self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet) -> PreparedWalk:
+    def prepare(
+        self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet, on_walk: OnWalk | None = None
+    ) -> PreparedWalk:
         """See `CoupledVerifier.prepare`."""
-        walk = self.walk(trees, NoiseRows(noise_keys(contexts)), packet)
+        walk = self.walk(trees, NoiseRows(noise_keys(contexts)), packet, on_walk)
         if not any(context.sampling.changes for context in contexts):
             return walk
         return lambda logits: walk(processed_logits(logits, node_rows(trees, contexts, logits.device), self.kernels))
@@ -78,7 +83,9 @@ class RejectionVerifier:
 class Verifier(Protocol):
     """An acceptance rule."""
 
-    def prepare(self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet) -> PreparedWalk:
+    def prepare(
+        self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet, on_walk: OnWalk | None = None
+    ) -> PreparedWalk:
         """Return what returns the outcome of each row; see `CoupledVerifier.prepare`."""
         ...
 

@@ -170,8 +170,8 @@ class Forced:
     def __init__(self, verifier: Any) -> None:
         self.verifier, self.accepted = verifier, 0
 
-    def prepare(self, trees: Any, contexts: Sequence[Any], packet: Packet) -> Any:
-        walk = self.verifier.prepare(trees, contexts, packet)
+    def prepare(self, trees: Any, contexts: Sequence[Any], packet: Packet, on_walk: Any = None) -> Any:
+        walk = self.verifier.prepare(trees, contexts, packet, on_walk)
 
         def overruled(logits: Tensor) -> list[Any]:
             walk(logits)

@@ -181,6 +181,9 @@ class TreeDrafter(ABC, Generic[State]):
             return HostTrees.empty(len(rows))
         packet = Packet(self.kv.device)
         read = self._reading([rows[i] for i in reading], packet)
+        packet.send()
+        # A device reads while the host prepares the levels.
+        roots = read()
         # Their places among the reading ones.
         drafting = [k for k, i in enumerate(reading) if rows[i].num_nodes > 0 and rows[i].max_depth > 0]
         drawn = [
@@ -196,7 +199,6 @@ class TreeDrafter(ABC, Generic[State]):
             if chosen
         ]
         packet.send()
-        roots = read()
         # All of one form, `HostTrees` or `DeviceTrees`.
         found: Any = None
         order: list[int] = []

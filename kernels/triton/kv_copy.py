@@ -25,7 +25,7 @@ def move_kv(kv: Tensor, source: Tensor, target: Tensor) -> None:
     Args:
         kv: `[layers, slots, …]`, contiguous within each layer.
         source: int64 `[moves]`.
-        target: int64 `[moves]`, distinct.
+        target: int64 `[moves]`, distinct but where it is the source: such a move does nothing.
 
     Raises:
         ValueError: shapes, strides or dtypes are others.
@@ -89,6 +89,7 @@ def move_kernel(
         m_move = o_move < num_moves
         source = tl.load(p_source + o_move, mask=m_move, other=0)
         target = tl.load(p_target + o_move, mask=m_move, other=0)
+        m_move = source != target
         # [MOVES, CHUNK]
         m_x = m_move[:, None] & (o_x < size)
         b_x = tl.load(p_kv + source[:, None] * size + o_x, mask=m_x)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.types.draft_trees import DraftTrees, PreparedWalk
+from specdec.kernels.types.draft_trees import DraftTrees, OnWalk, PreparedWalk
 from specdec.kernels.types.types import Acceptance, DraftProbs, NoiseColumns, NoiseRows, PackedTrees, Walk
 from specdec.kernels.types.upload import Packet
 
@@ -25,15 +25,17 @@ class DeviceWalks(NamedTuple):
     follow: Callable[[Tensor, PackedTrees], Walk]
     reject: Callable[[Tensor, DraftProbs | None, PackedTrees, NoiseColumns], Walk]
 
-    def coupled_walk(self, trees: DraftTrees, noise: NoiseRows, packet: Packet) -> PreparedWalk:
+    def coupled_walk(self, trees: DraftTrees, noise: NoiseRows, packet: Packet, on_walk: OnWalk | None) -> PreparedWalk:
         """See `Walks.coupled`."""
         own = trees.noise(noise.keys, packet)
         if not any(trees.sizes):
             return lambda scores: [Acceptance((), token) for token in trees.read_with([self.argmax(scores, own())])[0]]
-        packed = _packed(trees, packet)
-        return lambda scores: _read([self.follow(self.argmax(scores, own()), packed())], trees)
+        packed, rows = _packed(trees, packet), range(len(trees.sizes))
+        return lambda scores: _read([self.follow(self.argmax(scores, own()), packed())], [rows], trees, on_walk)
 
-    def rejection_walk(self, trees: DraftTrees, noise: NoiseRows, packet: Packet) -> PreparedWalk:
+    def rejection_walk(
+        self, trees: DraftTrees, noise: NoiseRows, packet: Packet, on_walk: OnWalk | None
+    ) -> PreparedWalk:
         """See `Walks.rejection`.
 
         Rows whose children are weighed against q are walked apart from the others: a launch weighs all or none. A
@@ -53,7 +55,7 @@ class DeviceWalks(NamedTuple):
         is_weighed = [drawn and key is not None for drawn, key in zip(trees.is_drawn, keys, strict=True)]
         if len(set(is_weighed)) == 1:
             walk = prepared(trees, noise, is_weighed[0])
-            return lambda scores: _read([walk(scores)], trees)
+            return lambda scores: _read([walk(scores)], [range(len(keys))], trees, on_walk)
         groups = [[row for row, own in enumerate(is_weighed) if own == weighed] for weighed in (False, True)]
         walks = [
             prepared(trees.select(rows), NoiseRows([keys[row] for row in rows]), weighed)
@@ -63,7 +65,8 @@ class DeviceWalks(NamedTuple):
         def walk_groups(scores: Tensor) -> list[Acceptance]:
             parts = torch.split(scores, [1 + size for size in trees.sizes])
             made = [walk(torch.cat([parts[row] for row in rows])) for walk, rows in zip(walks, groups, strict=True)]
-            found = dict(zip([row for rows in groups for row in rows], _read(made, trees), strict=True))
+            outcome = _read(made, groups, trees, on_walk)
+            found = dict(zip([row for rows in groups for row in rows], outcome, strict=True))
             return [found[row] for row in range(len(keys))]
 
         return walk_groups
@@ -80,8 +83,17 @@ def _packed(trees: DraftTrees, packet: Packet) -> Callable[[], PackedTrees]:
     return packed
 
 
-def _read(walks: Sequence[Walk], trees: DraftTrees) -> list[Acceptance]:
-    """Return the outcome of each row, walk after walk."""
+def _read(
+    walks: Sequence[Walk], rows: Sequence[Sequence[int]], trees: DraftTrees, on_walk: OnWalk | None
+) -> list[Acceptance]:
+    """Return the outcome of each row, walk after walk.
+
+    Args:
+        rows: rows of each walk.
+    """
+    if on_walk is not None:
+        for walk, own in zip(walks, rows, strict=True):
+            on_walk(walk, own)
     numbers = iter(trees.read_with([part for walk in walks for part in walk]))
     acceptances = []
     for paths, lengths, next_tokens in zip(numbers, numbers, numbers, strict=True):

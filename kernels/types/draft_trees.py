@@ -10,7 +10,7 @@ from specdec.kernels.types.device_trees import Completion, DeviceTrees
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import WORD_BITS
 from specdec.kernels.types.tree import NO_DRAFTS, DraftTree, HostNodes, split_words
-from specdec.kernels.types.types import Acceptance, DraftProbs, NodeTensors, NoiseKey, NoiseRows
+from specdec.kernels.types.types import Acceptance, DraftProbs, NodeTensors, NoiseKey, NoiseRows, Walk
 from specdec.kernels.types.upload import Packet, read_together, upload
 
 
@@ -127,13 +127,15 @@ DraftTrees = HostTrees | DeviceTrees
 BatchWalk = Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
 # The rule for given trees and noise: of the logits.
 PreparedWalk = Callable[[Tensor], list[Acceptance]]
+# Is told of each walk that a device makes, with the rows that it is of, before the host waits for the outcome.
+OnWalk = Callable[[Walk, Sequence[int]], None]
 # What prepares a rule, before the logits are there. It may be called once the packet is sent.
-WalkMaker = Callable[[DraftTrees, NoiseRows, Packet], PreparedWalk]
+WalkMaker = Callable[[DraftTrees, NoiseRows, Packet, OnWalk | None], PreparedWalk]
 
 
 def at_once(walk: BatchWalk) -> WalkMaker:
-    """Return a rule on the host as what prepares it; there is nothing to send."""
-    return lambda trees, noise, packet: lambda scores: walk(scores, trees, noise)  # noqa: ARG005
+    """Return a rule on the host as what prepares it; there is nothing to send, and no walk on a device."""
+    return lambda trees, noise, packet, on_walk: lambda scores: walk(scores, trees, noise)  # noqa: ARG005
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,10 @@ class KVCache:
         packet = Packet(self.target.device)
         sources, targets = packet.add(source), packet.add(target)
         packet.send()
+        self.move_slots(sources, targets)
+
+    def move_slots(self, sources: Tensor, targets: Tensor) -> None:
+        """Do the same with slots that are on the device, int64 `[moves]`."""
         self.kernels.move_kv(self._target.memory, sources, targets)
         if self.features is not None:
             self.kernels.move_kv(self.features[None], sources, targets)

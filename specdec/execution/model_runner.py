@@ -84,20 +84,16 @@ class ModelRunner:
         self.head = head
         self.one_call = self._one_call()
 
-    def forward(self, parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet | None = None) -> Tensor:
+    def forward(self, parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
         """Return logits `[sum of (num_scored + nodes), vocab_size]`; store keys, values and features in the cache.
 
         A stage before the last sends its output to the next one, and has no logits.
-
-        Args:
-            packet: other numbers for the device, which go there beside those of the pass.
         """
-        packet = Packet(self.cache.target.device) if packet is None else packet
         before_layer = self._layer_transfers()
         if self.one_call is not None:
             return self.one_call(parts, trees.read(), before_layer)
         groups = micro_batches(parts, trees, self.model.num_stages)
-        states = [self._scored_states(*group, packet, before_layer) for group in groups]
+        states = [self._scored_states(*group, before_layer) for group in groups]
         self.model.flush()
         rows = states[0] if len(states) == 1 else torch.cat(states)
         if not len(rows):
@@ -119,10 +115,9 @@ class ModelRunner:
 
         return before_layer
 
-    def _scored_states(
-        self, parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet, before_layer: BeforeLayer | None
-    ) -> Tensor:
+    def _scored_states(self, parts: Sequence[TreeRow], trees: DraftTrees, before_layer: BeforeLayer | None) -> Tensor:
         """Run the decoder on rows; return what logits are made of, `[sum of (num_scored + nodes), hidden_size]`."""
+        packet = Packet(self.cache.target.device)
         # A graph is replayed as a whole.
         graphs = self.graphs if before_layer is None else None
         run: Callable[[TreeBatch], Tensor] = partial(self.features, before_layer=before_layer)

@@ -11,6 +11,7 @@ from specdec.cache.kv_cache import KVCache
 from specdec.draft_heads.drafting.chained_trees import add_chains
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.draft_heads.drafting.structured_drafts import without_forbidden
+from specdec.execution.accepted_moves import AcceptedMoves
 from specdec.execution.device_clock import Mark, mark
 from specdec.execution.model_runner import ModelRunner
 from specdec.execution.step_order import StepOrder, StepOutcome
@@ -56,6 +57,7 @@ class Worker:
         self._drafted: DraftedStep | None = None
         self._logits: Tensor | None = None
         self._walk: PreparedWalk | None = None
+        self._moves: AcceptedMoves | None = None
 
     @property
     def cache(self) -> KVCache:
@@ -81,9 +83,10 @@ class Worker:
         """Launch the forward pass of the step that was drafted, and what the drafter reads behind it."""
         assert self._drafted is not None, "no step was drafted"
         order, trees, late, drafting = self._drafted
+        self._logits = self.runner.forward(order.parts, trees)
+        # A device is busy with the pass meanwhile.
         packet = Packet(self.device)
         self._walk = self.prepare_walk(order, trees, packet)
-        self._logits = self.runner.forward(order.parts, trees, packet)
         packet.send()
         if late:
             start = mark(self.device)
@@ -94,10 +97,11 @@ class Worker:
         """Verify the drafts of the launched step, and move accepted cache entries into place."""
         assert self._drafted is not None, "no step was drafted"
         assert self._logits is not None, "no step was launched"
-        (order, trees, _, drafting), logits, walk = self._drafted, self._logits, self._walk
-        self._drafted = self._logits = self._walk = None
+        (order, trees, _, drafting), logits, walk, moves = self._drafted, self._logits, self._walk, self._moves
+        self._drafted = self._logits = self._walk = self._moves = None
         acceptances = [] if walk is None else walk(_sampled_logits(order, trees, logits))
-        self.move_accepted(order, acceptances)
+        if moves is None or not moves.is_made:
+            self.move_accepted(order, acceptances)
         whole = self.runner.model.whole(logits) if order.needs_logits else None
         return StepOutcome(trees.read(), acceptances, whole, drafting, {})
 
@@ -112,7 +116,10 @@ class Worker:
         if not sampled:
             return None
         own = trees if len(sampled) == len(order.parts) else trees.select(sampled)
-        return self.verifier.prepare(own, [order.drafts[row].context for row in sampled], packet)
+        parts = [order.parts[row] for row in sampled]
+        if any(own.sizes) and self.cache.kernels.on_device:
+            self._moves = AcceptedMoves(self.cache, parts, own, packet)
+        return self.verifier.prepare(own, [order.drafts[row].context for row in sampled], packet, self._moves)
 
     def move_accepted(self, order: StepOrder, acceptances: Sequence[Acceptance]) -> None:
         """Move cache entries of accepted nodes that do not lie behind their chain yet to there."""

@@ -63,12 +63,16 @@ def accepted_paths(draw: st.DrawFn) -> Moves:
         slots = slots_of(table, start, start + len(tree), size)
         source += [slots[node] for node in path]
         target += slots[: len(path)]
-    return Moves(source, target, plan.num_blocks * size)
+        # Places without an accepted node, and what no tree has.
+        source += slots[len(path) :]
+        target += slots[len(path) :]
+    spare = plan.num_blocks * size
+    return Moves([*source, spare, spare], [*target, spare, spare], spare + 1)
 
 
 @given(accepted_paths(), seeds, st.sampled_from([1, 2, 4, MOVES_AT_ONCE]), st.sampled_from(list(BITS)))
 def test_accepted_paths_move_down_whole(moves: Moves, seed: int, at_once: int, dtype: torch.dtype) -> None:
-    """However many moves are read together: nothing is read after it was overwritten."""
+    """However many moves are read together, and some to where they are: nothing is read after it was overwritten."""
     kv = cache(3, moves.num_slots, 2, 3, dtype=dtype, seed=seed)
     expected = kv.clone()
     ends = [torch.tensor(end, dtype=torch.int64, device=DEVICE) for end in (moves.source, moves.target)]

@@ -17,10 +17,8 @@ pytestmark = pytest.mark.slow
 # Passes of so many tokens are captured on the simulated GPU; by requests.
 SHAPES = {1: DraftShape(6, 2, 12), 4: DraftShape(6, 2, 3)}
 # Most uploads, operations of torch, launches outside graphs, and graphs. Copies into a graph's inputs are operations.
-PLAIN = {"upload": 1, "operation": 6, "launch": 2, "replay": 1}
-SPECULATIVE = {"upload": 2, "operation": 24, "launch": 3, "replay": 3}
-# What an accepted path that lies elsewhere than behind its chain needs besides, in target and features.
-MOVE = {"upload": 1, "launch": 2}
+PLAIN = {"upload": 2, "operation": 6, "launch": 2, "replay": 1}
+SPECULATIVE = {"upload": 4, "operation": 28, "launch": 5, "replay": 3}
 
 
 @pytest.fixture(scope="module")
@@ -76,5 +74,4 @@ def test_a_step_asks_for_little(
         places = gpu.counts.places
         found = gpu.counts.take()
         assert len(gpu.waits) == 1
-        more = MOVE if any("kv_copy" in place for place in places.get("launch", ())) else {}
-        assert all(found.get(kind, 0) <= bound + more.get(kind, 0) for kind, bound in most.items()), "\n".join(map(str, places["operation"].items()))
+        assert all(found.get(kind, 0) <= bound for kind, bound in most.items()), (found, places)

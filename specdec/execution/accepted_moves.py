@@ -1,0 +1,53 @@
+"""Cache entries of accepted nodes, which a device moves behind their chains before the host knows which they are."""
+
+from collections.abc import Sequence
+
+import torch
+
+from specdec.cache.kv_cache import KVCache
+from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.tree import TreeRow
+from specdec.kernels.types.types import Walk
+from specdec.kernels.types.upload import Packet, upload
+from specdec.verify.tree_batch import slots_of
+
+
+class AcceptedMoves:
+    """Moves of a step's accepted entries, told to a verifier that walks the trees on the device.
+
+    Args:
+        parts: rows of the step that have the trees.
+        packet: takes the slots of the nodes, which are there once it is sent.
+
+    Attributes:
+        is_made: whether the moves were made. They are not where the host, or another rank, walks the trees.
+    """
+
+    def __init__(self, cache: KVCache, parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet) -> None:
+        self._cache, self._depth, self.is_made = cache, trees.depth, False
+        width, unused = max(*trees.sizes, trees.depth), cache.null_block * cache.block_size
+        slots = []
+        for part, size in zip(parts, trees.sizes, strict=True):
+            end = part.num_cached + len(part.tokens)
+            slots.append([*slots_of(part.block_table, end, end + size, cache.block_size), *[unused] * (width - size)])
+        # [rows, width]
+        self._slots = packet.add(slots)
+        self._targets = packet.add([own[: trees.depth] for own in slots])
+        self._places = packet.add(list(range(trees.depth)))
+
+    def __call__(self, walk: Walk, rows: Sequence[int]) -> None:
+        """Queue the moves of some rows.
+
+        A node that is not accepted, or lies behind its chain already, is moved to where it is, which costs nothing.
+
+        Args:
+            walk: the outcome of these rows, on the device.
+        """
+        slots, depth = self._slots, walk.paths.shape[1]
+        targets, places = self._targets[:, :depth], self._places[:depth]
+        if len(rows) < len(slots):
+            chosen = upload(rows, slots.device)
+            slots, targets = slots.index_select(0, chosen), targets.index_select(0, chosen)
+        own = torch.where(places < walk.lengths[:, None], walk.paths, places)
+        self._cache.move_slots(slots.gather(1, own).flatten(), targets.flatten())
+        self.is_made = True
