@@ -25,8 +25,8 @@ HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)
 MAX_WORDS = 2
 # Query heads per KV head that every dtype and head_dim takes.
 MAX_GROUP = min(max(heights) for heights in CONFIGS.values())
-# Parts joined at a time.
-JOINED_PARTS = 16
+# Parts joined at a time, and warps that join them.
+JOINED_PARTS, JOIN_WARPS = 16, 4
 
 
 def tree_attention(
@@ -88,7 +88,9 @@ def tree_attention(
     )  # fmt: skip
     if plan.num_parts:
         grid = (len(plan.joins), plan.height // group, heads)
-        join_parts_kernel[grid](output, parts, log_sums, plan.joins, kv_heads, BLOCK_P=JOINED_PARTS, **shape)
+        join_parts_kernel[grid](
+            output, parts, log_sums, plan.joins, kv_heads, BLOCK_P=JOINED_PARTS, **shape, num_warps=JOIN_WARPS
+        )
     return output
 
 
