@@ -13,9 +13,9 @@ from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.upload import Packet
 
 # Least context of a part, in entries: below, working on it takes no longer than joining it does.
-MIN_PART = 256
+MIN_PART = 64
 # Height of a tile at which arithmetic takes about as long as reading its keys does, on an A100 or H100.
-BALANCED_HEIGHT = 128
+BALANCED_HEIGHT = 64
 
 
 class Config(NamedTuple):

@@ -26,7 +26,7 @@ MAX_WORDS = 2
 # Query heads per KV head that every dtype and head_dim takes.
 MAX_GROUP = min(max(heights) for heights in CONFIGS.values())
 # Parts joined at a time, and warps that join them.
-JOINED_PARTS, JOIN_WARPS = 16, 4
+JOINED_PARTS, JOIN_WARPS = 16, 2
 
 
 def tree_attention(
