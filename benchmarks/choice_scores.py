@@ -23,7 +23,6 @@ from specdec import LLM, SamplingParams
 from specdec.config import DEMO
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.tree import TreeRow
-from specdec.kernels.types.upload import Packet
 
 PROMPT = "I would like to find a cheap restaurant in the centre of town. The assistant asks about"
 WORDS = (" the", " a", " your", " my", " this")

@@ -7,7 +7,8 @@ drafts are accepted.
 import gc
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -130,17 +131,11 @@ class Engines:
         numbers = 2 * sizes["num_hidden_layers"] * sizes["num_key_value_heads"] * sizes["head_dim"]
         return int(numbers) * self.sizes.dtype.itemsize
 
-    def steps(self, engine: Any, batch: int) -> tuple[list[float], list[float]]:
-        """Seconds of steps of `batch` requests behind their prompts, and of the target's passes in them."""
-        chance, sizes = random.Random(0), self.sizes
-        requests = [request_of(chance, index, sizes) for index in range(batch)]
-        forward, passes = engine.worker.runner.forward, list[float]()
-
-        def timed_pass(*arguments: Any) -> Any:
-            logits, seconds = timed(self.device, lambda: forward(*arguments))
-            passes.append(seconds)
-            return logits
-
+    @contextmanager
+    def decoding(self, engine: Any, batch: int) -> Iterator[None]:
+        """Have `batch` requests behind their prompts meanwhile."""
+        chance = random.Random(0)
+        requests = [request_of(chance, index, self.sizes) for index in range(batch)]
         try:
             for request in requests:
                 engine.add_request(request)
@@ -148,16 +143,30 @@ class Engines:
                 engine.step()
             for _ in range(STEPS_BEFORE):
                 engine.step()
-            whole = [timed(self.device, engine.step)[1] for _ in range(sizes.steps)]
-            engine.worker.runner.forward = timed_pass
-            for _ in range(sizes.steps):
-                engine.step()
+            yield
             assert not any(request.finished for request in requests), "a request has ended that is timed"
         finally:
             # Also where memory was too small, as smaller batches are still to be measured.
-            engine.worker.runner.forward = forward
             for request in requests:
                 engine.abort(request)
+
+    def steps(self, engine: Any, batch: int) -> tuple[list[float], list[float]]:
+        """Seconds of steps of `batch` requests behind their prompts, and of the target's passes in them."""
+        sizes, forward, passes = self.sizes, engine.worker.runner.forward, list[float]()
+
+        def timed_pass(*arguments: Any) -> Any:
+            logits, seconds = timed(self.device, lambda: forward(*arguments))
+            passes.append(seconds)
+            return logits
+
+        with self.decoding(engine, batch):
+            whole = [timed(self.device, engine.step)[1] for _ in range(sizes.steps)]
+            engine.worker.runner.forward = timed_pass
+            try:
+                for _ in range(sizes.steps):
+                    engine.step()
+            finally:
+                engine.worker.runner.forward = forward
         return whole, passes
 
 

@@ -135,7 +135,11 @@ WalkMaker = Callable[[DraftTrees, NoiseRows, Packet, OnWalk | None], PreparedWal
 
 def at_once(walk: BatchWalk) -> WalkMaker:
     """Return a rule on the host as what prepares it; there is nothing to send, and no walk on a device."""
-    return lambda trees, noise, packet, on_walk: lambda scores: walk(scores, trees, noise)  # noqa: ARG005
+
+    def prepare(trees: DraftTrees, noise: NoiseRows, packet: Packet, on_walk: OnWalk | None = None) -> PreparedWalk:  # noqa: ARG001
+        return lambda scores: walk(scores, trees, noise)
+
+    return prepare
 
 
 @dataclass(frozen=True)

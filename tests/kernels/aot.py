@@ -23,6 +23,8 @@ from tests.triton_launches import ALIGNED, Launch
 ROOT = Path(__file__).parents[2]
 # Bytes of shared memory that one block may have, by compute capability: A100, H100 and H200.
 SHARED_LIMIT = {80: 166912, 90: 232448}
+# Bytes that a thread may spill: a few numbers, which some versions of the compiler keep in registers.
+SPILLS_LIMIT = 16
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Compiled:
             return self.error
         if self.shared > SHARED_LIMIT[arch]:
             return f"takes {self.shared} bytes of shared memory; a block has {SHARED_LIMIT[arch]}"
-        return f"spills {self.spills} bytes" if self.spills else ""
+        return f"spills {self.spills} bytes" if self.spills > SPILLS_LIMIT else ""
 
 
 def compile_launch(launch: Launch, arch: int) -> Compiled:

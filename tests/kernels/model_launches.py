@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.triton import tree_attention
-from specdec.kernels.triton.attention_plan import CONFIGS, MIN_PART, Chip
+from specdec.kernels.triton.attention_plan import CONFIGS, Chip
 from specdec.kernels.triton.elementwise import add_rms_norm, rms_norm, silu_and_mul
 from specdec.kernels.triton.grouped_lora import grouped_lora
 from specdec.kernels.triton.gumbel_argmax import gumbel_argmax
@@ -32,7 +32,7 @@ DEMO = Path(__file__).parents[2] / "specdec" / "demo" / "target" / "config.json"
 LLAMA_3_VOCAB = 128256
 BLOCK_SIZE = 16
 # So long that few rows over it are cut into parts, which are then joined.
-CONTEXT = 16 * MIN_PART
+CONTEXT = 4096
 # Rows of a step: one, any number, and a multiple of 16.
 ROWS = (1, 7, 64)
 # Slots of a cache: its layers are less than 2**31 numbers apart, and more.

@@ -234,12 +234,13 @@ def rows_of(requests: list[tuple[int, int]]) -> RaggedRows:
     ("requests", "height", "cut"),
     [
         ([(4000, 1)], 16, True),
-        ([(300, 1)], 16, False),
+        ([(60, 1)], 16, False),
+        ([(300, 1)], 16, True),
         ([(2000, 1)] * 40, 16, False),
         ([(300, 1)] * 40 + [(30000, 1)], 16, True),
         ([(0, 2048)], 128, False),
-        ([(300, 16)], 64, False),
-        ([(500, 16)], 64, True),
+        ([(60, 16)], 64, False),
+        ([(300, 16)], 64, True),
     ],
 )
 def test_plans_follow_the_work(requests: list[tuple[int, int]], height: int, cut: bool) -> None:
