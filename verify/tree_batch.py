@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.kernels.types.block_table import pad_block_tables
 from specdec.kernels.types.device_trees import Completion
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.integers import ceil_div
@@ -155,9 +156,3 @@ class PackedBatch(NamedTuple):
 def slots_of(block_table: Sequence[int], start: int, end: int, block_size: int) -> list[int]:
     """Return the cache slots of entries `start .. end - 1`."""
     return [block_table[entry // block_size] * block_size + entry % block_size for entry in range(start, end)]
-
-
-def pad_block_tables(tables: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return block tables of one length, padded with block 0, which is never read there."""
-    longest = max(len(table) for table in tables)
-    return [[*table, *[0] * (longest - len(table))] for table in tables]

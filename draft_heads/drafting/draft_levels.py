@@ -11,12 +11,13 @@ from specdec.draft_heads.drafting.row_sampling import RowSampling
 from specdec.draft_heads.drafting.tree_search import Frontier, TreeBounds
 from specdec.kernels.triton.attention_plan import AttentionGeometry, Plan
 from specdec.kernels.types.adapters import ADAPTED, AdapterRows
+from specdec.kernels.types.block_table import pad_block_tables
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.types.tree import split_words
 from specdec.kernels.types.types import NoiseColumns, NoiseKey, NoiseRows
 from specdec.kernels.types.upload import Packet, PacketLayout, upload
-from specdec.verify.tree_batch import pad_block_tables, slots_of
+from specdec.verify.tree_batch import slots_of
 
 # Makes the bounds of trees by a search of some levels, on the device once the packet is sent.
 MakeBounds = Callable[[int, Packet], TreeBounds]

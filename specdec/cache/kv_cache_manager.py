@@ -8,6 +8,7 @@ from specdec.cache.block_pool import BlockPool, extend_hashes
 from specdec.cache.kept_entries import KEEPS_ALL, BlockBounds, KeptEntries
 from specdec.cache.prefix_search import Prefix, PrefixSearch
 from specdec.core.request import Request
+from specdec.kernels.types.block_table import BlockTable
 
 
 class KVCacheManager:
@@ -116,7 +117,7 @@ class KVCacheManager:
         """Give a request without blocks those of the prefix."""
         assert not request.block_table, "the request has blocks"
         self.pool.share(prefix.held)
-        request.block_table = list(prefix.blocks)
+        request.block_table = BlockTable(prefix.blocks)
         request.cached_samples[request] = None
         request.num_cached, request.num_draft_cached = prefix.num_tokens, prefix.num_draft_cached
         request.draft_start, request.num_slid = prefix.draft_start, prefix.num_slid
@@ -260,7 +261,7 @@ class KVCacheManager:
         """Free all blocks of a request. Published blocks can be found until they are reused."""
         self.pool.free(reversed(request.block_table[request.num_slid :]))
         self.host.free(request.host_blocks)
-        request.block_table, request.host_blocks = [], []
+        request.block_table, request.host_blocks = BlockTable(), []
         request.cached_samples.pop(request, None)
         request.num_cached = request.num_draft_cached = request.num_registered = request.num_marked = 0
         request.num_slid = request.draft_start = 0
@@ -275,7 +276,7 @@ class KVCacheManager:
         pairs = zip(held[:count], request.host_blocks, strict=True)
         self.moves += [BlockMove(MoveKind.SWAP_OUT, *pair) for pair in pairs]
         self.pool.free(reversed(held))
-        request.block_table = []
+        request.block_table = BlockTable()
         request.cached_samples.pop(request, None)
         request.num_registered = request.num_slid
         request.num_marked = self.blocks_for(request.draft_start)
@@ -284,7 +285,7 @@ class KVCacheManager:
     def swap_in(self, request: Request) -> None:
         """Move the request's blocks back from host memory. The caller has checked that enough are free."""
         held = self.pool.allocate(len(request.host_blocks))
-        request.block_table = [*[self.null_block] * request.num_slid, *held]
+        request.block_table = BlockTable([*[self.null_block] * request.num_slid, *held])
         request.cached_samples[request] = None
         pairs = zip(request.host_blocks, held, strict=True)
         self.moves += [BlockMove(MoveKind.SWAP_IN, *pair) for pair in pairs]

@@ -20,6 +20,7 @@ from specdec.core.outputs import (
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.chains import ChainSource, ChainTree
 from specdec.draft_heads.drafting.predicted_text import PredictedText
+from specdec.kernels.types.block_table import BlockTable
 from specdec.text.detokenizer import Detokenizer
 from specdec.verify.sampling import Context, Sampling
 
@@ -106,7 +107,7 @@ class Request:
     num_cached: int = 0
     num_draft_cached: int = 0
     draft_start: int = 0
-    block_table: list[int] = field(default_factory=list)
+    block_table: BlockTable = field(default_factory=BlockTable)
     num_slid: int = 0
     host_blocks: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list, repr=False)

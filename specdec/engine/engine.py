@@ -368,7 +368,7 @@ class LLMEngine:
         if row.num_nodes:
             # All trees of a batch have as many levels as its deepest; nodes beyond this row's bounds need slots too.
             lacking = self.scheduler.blocks_with_drafts(request) - len(table)
-            table = [*table, *[self._null_block] * lacking]
+            table = table.padded(lacking, self._null_block) if lacking > 0 else table
         adapter = request.adapter
         return DraftRow(
             table,

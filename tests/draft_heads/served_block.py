@@ -7,8 +7,9 @@ from specdec.draft_heads.heads.block_head import BlockForm
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.types.block_table import pad_block_tables
 from specdec.kernels.types.ragged_rows import RaggedRows
-from specdec.verify.tree_batch import pad_block_tables, slots_of
+from specdec.verify.tree_batch import slots_of
 from tests.kernel_sets import TORCH
 from tests.strategies import shuffled_tables
 

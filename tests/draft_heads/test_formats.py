@@ -13,9 +13,10 @@ from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
+from specdec.kernels.types.block_table import pad_block_tables
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.tree import ROOT, DraftTree
-from specdec.verify.tree_batch import pad_block_tables, slots_of
+from specdec.verify.tree_batch import slots_of
 from tests.checkpoints import TARGET_HIDDEN, TARGET_LAYERS, VOCAB, Fixture
 from tests.draft_heads.dense_head import DenseHead
 from tests.draft_heads.loading import PARTS, load

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.types.tree import ROOT, DraftTree, TreeRow, split_words
-from specdec.verify.tree_batch import TreeBatch, pad_block_tables, slots_of
+from specdec.verify.tree_batch import TreeBatch, slots_of
 from tests.strategies import draft_trees, seeds, shuffled_tables
 
 CPU = torch.device("cpu")
@@ -140,10 +140,3 @@ def test_split_words_at_the_sign_bit() -> None:
 def test_slots_of_equals_lookup_per_entry() -> None:
     assert slots_of([5, 2, 9], 3, 10, 4) == [23, 8, 9, 10, 11, 36, 37]
     assert slots_of([5], 2, 2, 4) == []
-
-
-def test_pad_block_tables_keeps_each_table() -> None:
-    padded = torch.tensor(pad_block_tables([[3], [1, 4, 2]]))
-    assert padded.dtype == torch.int64
-    assert padded[0, 0] == 3
-    assert padded[1].tolist() == [1, 4, 2]

@@ -1,0 +1,80 @@
+"""A request's blocks of the cache, as a list and as numbers for a device."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class BlockTable(list[int]):
+    """Blocks in order. What has not changed since the last step is not made into numbers again."""
+
+    def __init__(self, blocks: Iterable[int] = ()) -> None:
+        super().__init__(blocks)
+        self._numbers = np.empty(0, np.int64)
+        # Entries from the first on that `_numbers` has as they are.
+        self._known = 0
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """The blocks, int64 `[blocks]`; not to be kept, as changes of the table change it."""
+        known, count = min(self._known, len(self)), len(self)
+        if known < count:
+            if len(self._numbers) < count:
+                # Half as many more, so that a table that grows is seldom copied.
+                self._numbers = np.concatenate([self._numbers[:known], np.empty(count + count // 2 - known, np.int64)])
+            self._numbers[known:count] = self[known:]
+        self._known = count
+        return self._numbers[:count]
+
+    def padded(self, count: int, block: int) -> "BlockTable":
+        """Return these blocks and `count` times another one behind them."""
+        made = BlockTable(self)
+        made._numbers, made._known = np.concatenate([self.numbers, np.full(count, block)]), len(self) + count
+        made += [block] * count
+        return made
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        self._forget(place)
+        super().__setitem__(place, value)
+
+    def __delitem__(self, place: Any) -> None:
+        self._forget(place)
+        super().__delitem__(place)
+
+    def _forget(self, place: Any) -> None:
+        first = place.indices(len(self))[0] if isinstance(place, slice) else place
+        self._known = min(self._known, first) if first >= 0 else 0
+
+    def insert(self, place: Any, block: int) -> None:
+        self._known = 0
+        super().insert(place, block)
+
+    def pop(self, place: Any = -1) -> int:
+        self._known = 0
+        return super().pop(place)
+
+    def remove(self, block: int) -> None:
+        self._known = 0
+        super().remove(block)
+
+    def clear(self) -> None:
+        self._known = 0
+        super().clear()
+
+    def reverse(self) -> None:
+        self._known = 0
+        super().reverse()
+
+    def sort(self, **order: Any) -> None:
+        self._known = 0
+        super().sort(**order)
+
+
+def pad_block_tables(tables: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """Return block tables of one length, int64 `[tables, blocks]`, padded with block 0, which is never read there."""
+    padded = np.zeros((len(tables), max(map(len, tables))), np.int64)
+    for row, table in enumerate(tables):
+        padded[row, : len(table)] = table.numbers if isinstance(table, BlockTable) else table
+    return padded
