@@ -3,8 +3,9 @@
     python -m benchmarks.host_step [--before TREE]
 
 The target's pass returns memory that is there already, so that what is left is the host's. Attention is planned as for
-Llama-3.1-8B on an H100. On a GPU come one copy of the step's numbers and two launches on top, and one copy back; on a
-CPU nothing is copied. With `--before`, another tree of this repository takes turns with this one.
+Llama-3.1-8B on an H100, and all numbers of the step are written to where a GPU would get them from. On a GPU come two
+copies, two launches and a graph's on top, and one copy back. With `--before`, another tree of this repository takes
+turns with this one.
 """
 
 import argparse

@@ -238,7 +238,7 @@ def rows_of(requests: list[tuple[int, int]]) -> RaggedRows:
         ([(300, 1)], 16, True),
         ([(2000, 1)] * 40, 16, False),
         ([(300, 1)] * 40 + [(30000, 1)], 16, True),
-        ([(0, 2048)], 128, False),
+        ([(0, 2048)], 64, False),
         ([(60, 16)], 64, False),
         ([(300, 16)], 64, True),
     ],
