@@ -13,6 +13,7 @@ from pathlib import Path
 from docs.generator import (
     code_map,
     fewer_bits,
+    gpu,
     heads,
     options,
     peers,
@@ -40,6 +41,7 @@ PARTS = {
     **heads.PARTS,
     **fewer_bits.PARTS,
     **products.PARTS,
+    **gpu.PARTS,
     **simulation.PARTS,
     **smollm2.PARTS,
 }

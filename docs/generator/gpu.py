@@ -1,0 +1,87 @@
+"""Tables of what was measured on GPUs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from docs.generator.regions import table
+from docs.generator.results import read
+
+# Kinds of kernels, by a part of their names; the first that fits. The rest are the last kind.
+KINDS = (
+    ("matrix products (cuBLAS)", ("nvjet", "cublas")),
+    ("attention and its join", ("tree_attention_kernel", "join_parts_kernel")),
+    ("norms, rotary embedding, activation, residuals", ("rms_norm", "rotary", "silu", "CUDAFunctor_add<c10::BFloat16")),
+    ("other small kernels, most of them of drafting", ("",)),
+)
+
+
+def _source(command: str, file: str, document: dict[str, Any]) -> str:
+    where = f"{document['gpu']}; torch {document['torch']}; triton {document['triton']}; commit {document['commit']}"
+    return f"Command: `{command}`. Result: `benchmarks/results/{file}.json` ({where})."
+
+
+def _cycle() -> str:
+    """Return times of steps of an 8B model's shape with CUDA graphs, by batch."""
+    document = read("h100/cycle")
+    rows = [row for row in document["rows"] if row["mode"] == "graphs"]
+    lines = []
+    for row in rows:
+        cycles = row["cycles"]
+        lines.append(
+            [
+                str(row["batch"]),
+                f"{row['plain_ms']:.2f} ms",
+                f"{row['share_of_copy_bound']:.0%}",
+                f"{row['generate_over_plain']:.1f}",
+                f"{row['forward_over_plain']:.1f}",
+                " / ".join(f"{one['cycle_ms']:.1f}" for one in cycles) + " ms",
+                " / ".join(f"{one['c']:.2f}" for one in cycles),
+                " / ".join(f"{one['times_plain']:.2f}" for one in cycles),
+            ]
+        )
+    accepted = " / ".join(str(one["accepted"]) for one in rows[0]["cycles"])
+    header = [
+        "batch",
+        "plain step",
+        "of the speed of a copy",
+        "transformers' `generate` over it",
+        "its bare pass over it",
+        f"step with {accepted} drafts accepted",
+        "c",
+        "times the speed of plain steps",
+    ]
+    return f"{table(header, lines)}\n\n{_source('bash benchmarks/gpu_day.sh cycle', 'h100/cycle', document)}"
+
+
+def _time() -> str:
+    """Return where the time of a step goes, by kind of kernel."""
+    document = read("h100/steps_before")
+    rows = document["rows"]
+    columns = [_parts(row) for row in rows]
+    lines = [[name, *(f"{column[name]:.2f}" for column in columns)] for name in columns[0]]
+    header = ["milliseconds of a step", *(_heading(row) for row in rows)]
+    return f"{table(header, lines)}\n\n{_source('bash benchmarks/gpu_day.sh steps', 'h100/steps_before', document)}"
+
+
+def _heading(row: dict[str, Any]) -> str:
+    kind = "plain" if row["accepted"] is None else "with drafts"
+    return f"{kind}, batch {row['batch']}"
+
+
+def _parts(row: dict[str, Any]) -> dict[str, float]:
+    """Return milliseconds by kind of kernel, of gaps, and of the rest of the median, in which the GPU waits."""
+    found = {kind: 0.0 for kind, _ in KINDS}
+    for kernel in row["by_name"]:
+        found[_kind(kernel["name"], KINDS)] += kernel["us"] / 1e3
+    # Kernels that are not listed are small.
+    found[KINDS[-1][0]] += row["busy_ms"] - sum(found.values())
+    found["gaps between the kernels of a graph"] = row["small_gaps_ms"]
+    found["the GPU waits for the host, without the profiler"] = row["median_ms"] - row["busy_ms"] - row["small_gaps_ms"]
+    return found
+
+
+def _kind(name: str, kinds: Sequence[tuple[str, tuple[str, ...]]]) -> str:
+    return next(kind for kind, parts in kinds if any(part in name for part in parts))
+
+
+PARTS: dict[str, Callable[[], str]] = {"gpu-cycle": _cycle, "gpu-time": _time}
