@@ -13,7 +13,6 @@ from specdec.draft_heads.llama.mlp import GatedMLP
 from specdec.kernels.native.library import library_file
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.tree import TreeRow
-from specdec.kernels.types.upload import Packet
 from tests.specdec.world import VOCAB, World
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
@@ -39,18 +38,18 @@ def test_a_pass_is_the_same(
     assert one_call is not None
     passes = 0
 
-    def both(parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet) -> Tensor:
+    def both(parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
         nonlocal passes
         # Whole slots, with the scales of codes.
         stored = [cache.parts["target"], *([] if cache.features is None else [cache.features])]
         before = [part.clone() for part in stored]
         runner.one_call = None
-        expected = forward(parts, trees, packet)
+        expected = forward(parts, trees)
         after = [part.clone() for part in stored]
         for part, kept in zip(stored, before, strict=True):
             part.copy_(kept)
         runner.one_call = one_call
-        found = forward(parts, trees, packet)
+        found = forward(parts, trees)
         assert found.equal(expected)
         for part, one_by_one in zip(stored, after, strict=True):
             # Memory that nothing has written yet may hold anything.

@@ -27,8 +27,10 @@ def test_its_values_are_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[dict[str, Any]] = []
     pack, finish = TreeBatch.pack_into, Worker.finish
 
-    def packed(packet: Packet, parts: Any, trees: Any, block_size: int) -> PackedBatch:
-        found = pack(packet, parts, trees, block_size)
+    def packed(packet: Packet, parts: Any, trees: Any, block_size: int, **of_head: Any) -> PackedBatch:
+        found = pack(packet, parts, trees, block_size, **of_head)
+        if of_head:
+            return found
         batch = found.batch
         (tree,) = trees.read()
         steps.append({"tree": (tree.tokens, tree.parents), "table": list(parts[0].block_table)})

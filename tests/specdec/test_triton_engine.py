@@ -19,7 +19,6 @@ from specdec.kernels.native.library import library_file
 from specdec.kernels.triton.quantized_linear import QuantizedProjection
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.tree import DraftTree, TreeRow
-from specdec.kernels.types.upload import Packet
 from specdec.verify.noise import GumbelNoise
 from tests.baichuan import save_baichuan
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
@@ -135,9 +134,9 @@ def test_choices_of_more_nodes_than_a_tree_may_have(folder: Path) -> None:
         llm = load(folder, kernels, max_num_batched_tokens=512)
         propose = llm.engine.worker.runner.forward
 
-        def forward(parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet, forward: Any = propose) -> Tensor:
+        def forward(parts: Sequence[TreeRow], trees: DraftTrees, forward: Any = propose) -> Tensor:
             sizes.append(max(trees.sizes))
-            return forward(parts, trees, packet)
+            return forward(parts, trees)
 
         llm.engine.worker.runner.forward = forward  # type: ignore[method-assign]
         outputs = llm.generate([[5, 6, 7], [20, 21, 22]], params, use_tqdm=False)

@@ -12,7 +12,6 @@ from specdec.engine.choice_prompts import common_length
 from specdec.kernels.native.library import library_file
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.tree import TreeRow
-from specdec.kernels.types.upload import Packet
 from tests.specdec.world import World
 
 pytestmark = pytest.mark.slow
@@ -64,9 +63,9 @@ def test_rows_are_the_beginnings_of_choices(llm: LLM) -> None:
     llm.generate([prompt], SamplingParams(max_tokens=1))
     forward = runner.forward
 
-    def counted(parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet | None = None) -> Tensor:
+    def counted(parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
         rows.append(sum(len(part.tokens) for part in parts) + sum(trees.sizes))
-        return forward(parts, trees, packet)
+        return forward(parts, trees)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "forward", counted)
