@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import triton
 from torch import Tensor
 
 from specdec.kernels.triton import tree_attention
-from specdec.kernels.triton.attention_plan import CONFIGS, Chip
+from specdec.kernels.triton.attention_plan import AttentionGeometry, Chip
 from specdec.kernels.triton.elementwise import add_rms_norm, rms_norm, silu_and_mul
 from specdec.kernels.triton.grouped_lora import grouped_lora
 from specdec.kernels.triton.gumbel_argmax import gumbel_argmax
@@ -147,7 +148,9 @@ def _attention(
 ) -> None:
     """Launch it with tiles of every height, for trees of so many words of nodes."""
     group = model.heads // model.kv_heads
-    for height in CONFIGS[model.dtype.itemsize, model.dim]:
+    sizes = model.dtype.itemsize, triton.next_power_of_2(model.dim), group, model.kv_heads
+    configs = tree_attention.configs_of(AttentionGeometry(*sizes), tree_attention.chip_of(torch.device("cpu")))
+    for height in configs:
         count = height // group
         for size in words:
             rows = RaggedRows(

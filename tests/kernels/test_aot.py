@@ -45,8 +45,8 @@ def with_ones(launch: Launch) -> Launch:
 
 
 def test_launches_are_those_of_an_architecture() -> None:
-    """Attention has other loop settings on an H100 than on an A100."""
+    """Attention has other loop settings on an H100 than on an A100, and fewer heights of tiles."""
     of_a100, of_h100 = (model_launches(arch) for arch in (80, 90))
     assert of_a100 != of_h100
-    assert launches_on(80, of_h100) == of_a100
+    assert {one.line for one in launches_on(80, of_h100)} < {one.line for one in of_a100}
     assert launches_on(90, of_h100) == of_h100
