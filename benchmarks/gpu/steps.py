@@ -1,4 +1,4 @@
-"""Where the time of a step goes at the shape of Llama-3.1-8B: its kernels by name, and the gaps between them.
+"""Measure where the time of a step goes at the shape of Llama-3.1-8B: kernels by name, and the gaps between them.
 
 A stage of `benchmarks.gpu.day`, short enough to run on two trees in turn. Steps replay CUDA graphs: plain ones, and
 those with an EAGLE-3 head and a forced number of accepted drafts. Medians are of steps that nothing watches; kernels

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 
 class BlockTable(list[int]):
-    """Blocks in order. What has not changed since the last step is not made into numbers again."""
+    """List of a request's blocks with an int64 copy, of which only changed entries are converted again."""
 
     def __init__(self, blocks: Iterable[int] = ()) -> None:
         super().__init__(blocks)

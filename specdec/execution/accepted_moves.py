@@ -32,7 +32,6 @@ class AcceptedMoves:
             slots.append([*slots_of(part.block_table, end, end + size, cache.block_size), *[unused] * (width - size)])
         # [rows, width]
         self._slots = packet.add(slots)
-        self._targets = packet.add([own[: trees.depth] for own in slots])
         self._places = packet.add(list(range(trees.depth)))
 
     def __call__(self, walk: Walk, rows: Sequence[int]) -> None:
@@ -44,10 +43,9 @@ class AcceptedMoves:
             walk: the outcome of these rows, on the device.
         """
         slots, depth = self._slots, walk.paths.shape[1]
-        targets, places = self._targets[:, :depth], self._places[:depth]
         if len(rows) < len(slots):
-            chosen = upload(rows, slots.device)
-            slots, targets = slots.index_select(0, chosen), targets.index_select(0, chosen)
+            slots = slots.index_select(0, upload(rows, slots.device))
+        places = self._places[:depth]
         own = torch.where(places < walk.lengths[:, None], walk.paths, places)
-        self._cache.move_slots(slots.gather(1, own).flatten(), targets.flatten())
+        self._cache.move_slots(slots.gather(1, own).flatten(), slots[:, :depth].flatten())
         self.is_made = True
