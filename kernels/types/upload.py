@@ -29,12 +29,16 @@ def upload(numbers: Any, device: torch.device, dtype: torch.dtype = torch.int64)
     """Return a tensor on a device, made of nested lists of numbers or of a numpy array.
 
     A copy from pageable memory would first wait for all pending work of the GPU; pinned memory does not.
+
+    Args:
+        dtype: one of `NUMPY_DTYPES`.
     """
-    if device.type != "cuda":
-        return torch.tensor(numbers, dtype=dtype, device=device)
-    found = torch.tensor(numbers, dtype=dtype)
-    # Torch pins none that it makes of a numpy array.
-    return torch.empty_like(found, pin_memory=True).copy_(found).to(device, non_blocking=True)
+    part: NDArray[Any] = np.ascontiguousarray(numbers, NUMPY_DTYPES[dtype])
+    size = _aligned(part.nbytes)
+    chunk = _Chunk(size, device)
+    found = chunk.add(part, dtype, size)
+    chunk.send()
+    return found
 
 
 class PacketLayout:

@@ -47,5 +47,5 @@ class AcceptedMoves:
             slots = slots.index_select(0, upload(rows, slots.device))
         places = self._places[:depth]
         own = torch.where(places < walk.lengths[:, None], walk.paths, places)
-        self._cache.move_slots(slots.gather(1, own).flatten(), slots[:, :depth].flatten())
+        self._cache.move_slots(slots.gather(1, own).flatten(), slots[:, :depth].contiguous().flatten())
         self.is_made = True

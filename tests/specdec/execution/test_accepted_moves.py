@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -30,6 +30,9 @@ class Memory:
         self.entries = torch.arange((num_blocks + 1) * block_size)[None, :, None].clone()
 
     def move_slots(self, sources: Tensor, targets: Tensor) -> None:
+        # As the kernel wants them.
+        assert sources.is_contiguous()
+        assert targets.is_contiguous()
         move_kv(self.entries, sources, targets)
 
 
@@ -40,6 +43,8 @@ def walked(paths: list[list[int]], depth: int) -> Walk:
 
 
 @given(trees, seeds, st.sampled_from([1, 4, 8]), st.booleans())
+# Of one level, with more nodes than that.
+@example([DraftTree((5, 6), (-1, -1))] * 3, 0, 4, False)
 def test_accepted_entries_come_to_lie_behind_their_chains(
     many: list[DraftTree], seed: int, block_size: int, in_groups: bool
 ) -> None:
