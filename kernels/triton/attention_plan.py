@@ -12,7 +12,7 @@ from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.upload import Packet
 
-# Least context of a part, in entries. One request of 1,024 entries takes 14 us a layer on an H100 with 64, 20 with 256.
+# Least context of a part, in entries. One request of 1,024 entries takes 14 us a layer on an H100 with 64, 19 with 256.
 MIN_PART = 64
 # Height of a tile at which arithmetic takes about as long as reading its keys does, on an A100 or H100.
 BALANCED_HEIGHT = 128

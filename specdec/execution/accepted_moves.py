@@ -24,7 +24,7 @@ class AcceptedMoves:
     """
 
     def __init__(self, cache: KVCache, parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet) -> None:
-        self._cache, self._depth, self.is_made = cache, trees.depth, False
+        self._cache, self.is_made = cache, False
         width, unused = max(*trees.sizes, trees.depth), cache.null_block * cache.block_size
         slots = []
         for part, size in zip(parts, trees.sizes, strict=True):
@@ -35,7 +35,7 @@ class AcceptedMoves:
         self._places = packet.add(list(range(trees.depth)))
 
     def __call__(self, walk: Walk, rows: Sequence[int]) -> None:
-        """Queue the moves of some rows.
+        """Move the entries of some rows.
 
         A node that is not accepted, or lies behind its chain already, is moved to where it is, which costs nothing.
 
