@@ -225,7 +225,7 @@ class _PassGraph:
         self._plans = owner.plans[: self._plan_layout.size]
         views = self._plan_layout.views(self._plans)
         for one, room, items, joins in zip(owner.geometries, self.rooms, views[::2], views[1::2], strict=True):
-            rows.plans[one] = room.plan(items, joins)
+            (rows.plans[one],) = room.plans(items, joins)
         self.adapted = owner.adapters.rows(key.tokens) if owner.adapters is not None and key.adapted else None
         rows.plans[ADAPTED] = self.adapted
         self.batch = TreeBatch(tokens, positions, slots, rows, tokens[:0], (), sources[0] if sources else None)

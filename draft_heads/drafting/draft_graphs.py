@@ -101,7 +101,7 @@ class LoopGraphs(Generic[Grown]):
         return self.captured[LoopKey(levels.num_rows, levels.adapted is not None)].loop_of(levels, packet)
 
     def rooms(self, levels: DraftLevels) -> list[PlanRoom]:
-        """Return the room of the attention plan of each level but the last, of each geometry in turn."""
+        """Return the room of the attention plans of all levels but the last, for each geometry."""
         rooms = []
         for one in self.geometries:
             chip = chip_of(levels.tables.device)
@@ -110,7 +110,7 @@ class LoopGraphs(Generic[Grown]):
             height = best_height(levels.lengths(1), one.group, configs)
             tiles = levels.num_rows * ceil_div(levels.width, height // one.group)
             capacity = PlanCapacity.of(tiles, one.kv_heads, chip.processors)
-            rooms += [PlanRoom(height, configs[height], capacity) for _ in range(levels.num_passes)]
+            rooms.append(PlanRoom(height, configs[height], capacity, levels.num_passes))
         return rooms
 
 
@@ -159,10 +159,7 @@ class _DraftGraph(Generic[Grown]):
         assert layout.size <= len(inputs.levels), "the largest batch comes first"
         self._levels, self._plans = inputs.levels[: layout.size], inputs.plans[: self._plan_layout.size]
         views = self._plan_layout.views(self._plans)
-        plans = [
-            room.plan(items, joins) for room, items, joins in zip(self.rooms, views[::2], views[1::2], strict=True)
-        ]
-        each = levels.num_passes
+        given = zip(owner.geometries, self.rooms, views[::2], views[1::2], strict=True)
         is_adapted = inputs.adapters is not None and levels.adapted is not None
         nodes = len(levels.positions)
         self.adapted = inputs.adapters.rows(nodes) if inputs.adapters is not None and is_adapted else None
@@ -171,7 +168,7 @@ class _DraftGraph(Generic[Grown]):
             tables=inputs.tables[:rows],
             # Not needed: the kernel uses the plans.
             base=(),
-            plans={one: plans[place * each : (place + 1) * each] for place, one in enumerate(owner.geometries)},
+            plans={one: room.plans(items, joins) for one, room, items, joins in given},
             adapters=(),
             adapted=self.adapted,
         )
@@ -201,15 +198,14 @@ class _DraftGraph(Generic[Grown]):
         """Return what sets the inputs, once the packet is sent, to these and to hidden states."""
         given = levels.image
         assert given is not None
-        plans, rooms = packet.begin(self._plan_layout), iter(self.rooms)
-        for one in self.owner.geometries:
+        plans = packet.begin(self._plan_layout)
+        # A plan depends on how long rows are, not on what they see.
+        rows = levels.lengths(1)
+        for one, room in zip(self.owner.geometries, self.rooms, strict=True):
             chip = chip_of(levels.tables.device)
-            configs = configs_of(one, chip)
-            for level in range(1, levels.num_passes + 1):
-                room = next(rooms)
-                # A plan depends on how long rows are, not on what they see.
-                rows = levels.lengths(level)
-                room.check(Plan.make(rows, one, configs, chip.processors, room.height, packet, room.capacity))
+            given_rows = (rows, one, configs_of(one, chip), chip.processors, room.height, packet, room.capacity)
+            for plan in Plan.of_levels(room.levels, levels.width, *given_rows):
+                room.check(plan)
 
         def fill(hidden: Tensor) -> None:
             self._levels.copy_(given)

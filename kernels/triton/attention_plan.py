@@ -5,6 +5,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,8 +66,10 @@ CROWDED_HOPPER_CONFIGS = {
 # Keys and values are found through the block table, a load behind a load. Triton gives each of the two half of the
 # stages but one: with 5, a tile of both is being loaded while the last is in use; with 3 or 4, none is.
 STAGES = 5
-# Numbers of an item and of a join; see `Plan`.
-ITEM, JOIN = 7, 4
+# Numbers of an item and of a join, and where an item's entries end; see `Plan`.
+ITEM, JOIN, END = 7, 4, 4
+# So many items take a multiple of 16 bytes.
+ITEMS_ALIGNMENT = 4
 
 
 class AttentionGeometry(NamedTuple):
@@ -128,7 +131,9 @@ class PlanCapacity(NamedTuple):
         """
         # Rounding of x.
         shares = processors / kv_heads + 1e-6
-        return PlanCapacity(tiles + math.ceil(shares), math.floor(shares / 1.5), math.floor(shares * 4 / 3))
+        # The items of each level begin at a multiple of 16 bytes.
+        items = ceil_div(tiles + math.ceil(shares), ITEMS_ALIGNMENT) * ITEMS_ALIGNMENT
+        return PlanCapacity(items, math.floor(shares / 1.5), math.floor(shares * 4 / 3))
 
 
 class Plan(NamedTuple):
@@ -160,11 +165,30 @@ class Plan(NamedTuple):
         packet: Packet | None = None,
         capacity: "PlanCapacity | None" = None,
     ) -> "Plan":
-        """Return the plan, from what the host knows and without waiting for the device.
+        """Return the plan, from what the host knows and without waiting for the device; see `of_levels`."""
+        (plan,) = Plan.of_levels(1, 0, rows, heads, configs, processors, height, packet, capacity)
+        return plan
+
+    @staticmethod
+    def of_levels(
+        levels: int,
+        width: int,
+        rows: RaggedRows,
+        heads: AttentionGeometry,
+        configs: dict[int, Config],
+        processors: int,
+        height: int | None = None,
+        packet: Packet | None = None,
+        capacity: "PlanCapacity | None" = None,
+    ) -> "list[Plan]":
+        """Return the plans of levels, each of as many rows as the first, which see `width` entries more than before.
+
+        All levels are cut as the first one is: what they see more goes to the last part of each tile. What a tile sees
+        begins at the same entry in all levels, since a window counts from the tree's start.
 
         Args:
             height: height of the tiles; None for the cheapest.
-            packet: takes the plan's numbers, which are there once it is sent; None to send them at once.
+            packet: takes the plans' numbers, which are there once it is sent; None to send them at once.
             capacity: items and joins that their numbers leave room for.
         """
         height = height or best_height(rows, heads.group, configs)
@@ -182,19 +206,25 @@ class Plan(NamedTuple):
             begins = range(tile.begin, tile.end, size)
             is_cut = len(begins) > 1
             for part, begin in enumerate(begins, start=num_parts):
-                entries = (begin, min(begin + size, tile.end), rows.tree_starts[tile.request])
-                items.append((tile.request, tile.start, tile.rows, *entries, part if is_cut else -1))
+                end = min(begin + size, tile.end)
+                numbers = (tile.request, tile.start, tile.rows, begin, end, rows.tree_starts[tile.request])
+                items.append((*numbers, part if is_cut else -1, int(end == tile.end)))
             if is_cut:
                 joins.append((tile.start, tile.rows, num_parts, len(begins)))
                 num_parts += len(begins)
         items.sort(key=lambda item: item[3] - item[4])
         sent = Packet(rows.visible.device) if packet is None else packet
         room = capacity or PlanCapacity(0, 0, 0)
-        work = sent.add(items, torch.int32, room.items * ITEM)
-        seams = sent.add(joins, torch.int32, room.joins * JOIN)
+        count, first = len(items), np.array(items, np.int32)
+        work = np.zeros((levels, max(room.items, count), ITEM), np.int32)
+        work[:, :count] = first[:, :ITEM]
+        # The last column says which items are the last of their tile.
+        work[:, :count, END] += width * np.arange(levels, dtype=np.int32)[:, None] * first[:, ITEM]
+        sent_work = sent.add(work, torch.int32)[:, :count]
+        seams = sent.add(joins, torch.int32, room.joins * JOIN).view(-1, JOIN)
         if packet is None:
             sent.send()
-        return Plan(height, config, work.view(-1, ITEM), seams.view(-1, JOIN), num_parts)
+        return [Plan(height, config, own, seams, num_parts) for own in sent_work.unbind(0)]
 
 
 def configs_of(heads: AttentionGeometry, chip: Chip, *, crowded: bool = False) -> dict[int, Config]:

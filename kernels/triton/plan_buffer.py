@@ -20,22 +20,22 @@ def most_tiles(rows: int, requests: int, per_tile: int) -> int:
 
 
 class PlanRoom:
-    """A captured pass's plan: its sizes, and its place among the pass's inputs.
+    """The plans of a captured pass, or of the levels of a captured loop: their sizes, and their place among its inputs.
 
     Unused items and joins, which are zeros, have no rows and do nothing.
     """
 
-    def __init__(self, height: int, config: Config, capacity: PlanCapacity) -> None:
-        self.height, self.config, self.capacity = height, config, capacity
+    def __init__(self, height: int, config: Config, capacity: PlanCapacity, levels: int = 1) -> None:
+        self.height, self.config, self.capacity, self.levels = height, config, capacity, levels
 
     def add_to(self, layout: PacketLayout) -> None:
-        """Add the plan's tensors to those of the pass."""
-        layout.add(self.capacity.items, ITEM, dtype=torch.int32)
+        """Add the plans' tensors to those of the pass."""
+        layout.add(self.levels, self.capacity.items, ITEM, dtype=torch.int32)
         layout.add(self.capacity.joins, JOIN, dtype=torch.int32)
 
-    def plan(self, items: Tensor, joins: Tensor) -> Plan:
-        """Return the plan to capture the pass with."""
-        return Plan(self.height, self.config, items, joins, self.capacity.parts)
+    def plans(self, items: Tensor, joins: Tensor) -> list[Plan]:
+        """Return the plans to capture the pass with, one of each level."""
+        return [Plan(self.height, self.config, own, joins, self.capacity.parts) for own in items.unbind(0)]
 
     def check(self, given: Plan) -> None:
         """Check that another plan can take its place."""
