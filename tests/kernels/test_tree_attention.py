@@ -14,7 +14,15 @@ from torch import Tensor
 
 from specdec.kernels.reference import tree_attention as tree_attention_reference
 from specdec.kernels.triton import attention_plan
-from specdec.kernels.triton.attention_plan import CONFIGS, HOPPER_CONFIGS, AttentionGeometry, Chip, Plan, chip_of
+from specdec.kernels.triton.attention_plan import (
+    CONFIGS,
+    HOPPER_CONFIGS,
+    AttentionGeometry,
+    Chip,
+    Plan,
+    PlanCapacity,
+    chip_of,
+)
 from specdec.kernels.triton.tree_attention import HEAD_DIMS, JOINED_PARTS, tree_attention
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.tree import DraftTree
@@ -26,7 +34,7 @@ from tests.strategies import draft_trees, seeds
 # Of a part of which a row sees nothing, the interpreter says so.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")]
 SCALE = 0.3
-# Roundings of float32 on the way from scores to weights, at least; those of a sum grow with the root of its length.
+# Roundings of float32 on the way from scores to weights, at least; a score adds those of its sum.
 FEW_ROUNDINGS = 8
 EMPTY = DraftTree()
 # A path of 128 nodes.
@@ -113,6 +121,19 @@ def exact_attention(built: Built, of: Callable[[Tensor], Tensor] = torch.clone) 
     return torch.stack(output).to(built.query.device)
 
 
+def largest_sum(built: Built) -> float:
+    """Return the largest sum of magnitudes that a score is the sum of: a share of it is lost by each rounding."""
+    keys = (
+        built.kv[:, : built.kv.shape[1] // 2]
+        .double()
+        .cpu()
+        .abs()
+        .repeat_interleave(2 * built.query.shape[1] // built.kv.shape[1], dim=1)
+    )
+    queries = zip(built.query.double().cpu().abs(), built.slots_seen, strict=True)
+    return SCALE * max(torch.einsum("hd,khd->kh", query, keys[slots]).max().item() for query, slots in queries)
+
+
 def attended(built: Built) -> tuple[Tensor, Plan]:
     """By the kernel, whose output and parts are NaN before, and how; planned anew."""
     rows = replace(built.rows)
@@ -132,7 +153,7 @@ def assert_attends(actual: Tensor, built: Built) -> None:
     assert actual.shape == plain.shape
     ours, theirs = ((part.double() - exact).abs().max().item() for part in (actual, plain))
     largest = exact.abs().max().item()
-    trifle = ROUNDING[torch.float32] * max(FEW_ROUNDINGS, built.query.shape[-1] ** 0.5)
+    trifle = ROUNDING[torch.float32] * max(FEW_ROUNDINGS, largest_sum(built))
     roundings = ROUNDING[actual.dtype] * (largest + exact_attention(built, torch.abs).max().item())
     # NaN fails.
     assert ours <= max(2 * theirs, roundings) + trifle * largest, (ours, theirs)
@@ -176,6 +197,9 @@ def test_rows_of_a_block_see_each_other_across_tiles() -> None:
 @given(cases(most=1, longest=100, most_rows=5), shapes)
 @example(Case([Part(33 * JOINED_PARTS, 1, star(3), 3)], 4, 16, 0, 0), Shape(2, 16, torch.float32))
 @example(Case([Part(1, 100, EMPTY, 0)], 1, 16, 1, 0), Shape(1, 64, torch.bfloat16))
+@example(
+    Case([Part(2, 0, DraftTree((48, 2, 32, 25, 30), (-1, 0, 1, 2, 3)), 2)], 7, 8, 0, 1), Shape(1, 256, torch.float32)
+)
 def test_contexts_in_parts_give_the_same(case: Case, shape: Shape) -> None:
     built = built_for(case, shape)
     with planning(processors=1, min_part=10**6):
@@ -224,6 +248,43 @@ def test_every_row_meets_every_entry_once(case: Case, kv_heads: int, processors:
             assert entry < ranges[-1][1] <= min(length, entry + plan.height // case.group)
             row += 1
     assert not met
+
+
+@given(
+    st.lists(st.integers(1, 2000), min_size=1, max_size=3),
+    st.integers(1, 12),
+    st.integers(0, 5),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([0, 0, 70]),
+    st.sampled_from([1, 16, 132]),
+)
+def test_plans_of_levels_cover_what_each_level_sees(
+    known: list[int], width: int, levels: int, group: int, window: int, processors: int
+) -> None:
+    """A level has `width` more entries a request; a tile meets each entry that one of its rows may see once."""
+    heads, nothing = AttentionGeometry(2, 128, group, 8, window), torch.zeros(1, 1)
+    rows = RaggedRows([width] * len(known), [n + width for n in known], known, nothing, nothing, nothing, 16)
+    configs = HOPPER_CONFIGS[2, 128]
+    height = attention_plan.best_height(rows, group, configs)
+    tiles = len(known) * -(-width // (height // group))
+    capacity = PlanCapacity.of(tiles, heads.kv_heads, processors)
+    plans = Plan.of_levels(levels, width, rows, heads, configs, processors, height, None, capacity)
+    assert len(plans) == levels
+    for level, plan in enumerate(plans):
+        grown = replace(rows, lengths=[n + (level + 1) * width for n in known])
+        met: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+        for request, start, number, begin, end, tree_start, _ in plan.items.tolist():
+            assert tree_start == known[request]
+            met.setdefault((request, start, number), []).append((begin, end))
+        tiles_of = grown.tiles(height // group, window)
+        assert set(met) == {(tile.request, tile.start, tile.rows) for tile in tiles_of}
+        for tile in tiles_of:
+            ranges = sorted(met[tile.request, tile.start, tile.rows])
+            assert (ranges[0][0], ranges[-1][1]) == (tile.begin, tile.end)
+            assert all(before[1] == after[0] for before, after in pairwise(ranges))
+        assert len(plan.items) <= capacity.items
+        assert plan.items.data_ptr() % 16 == 0
+        assert plan.joins.equal(plans[0].joins)
 
 
 def rows_of(requests: list[tuple[int, int]]) -> RaggedRows:
