@@ -84,4 +84,56 @@ def _kind(name: str, kinds: Sequence[tuple[str, tuple[str, ...]]]) -> str:
     return next(kind for kind, parts in kinds if any(part in name for part in parts))
 
 
-PARTS: dict[str, Callable[[], str]] = {"gpu-cycle": _cycle, "gpu-time": _time}
+def _counts() -> str:
+    """Return what a step asks of the GPU, before and now."""
+    document = read("gpu_counts")
+    kinds = {
+        "upload": "copies to the GPU",
+        "operation": "operations of torch outside graphs",
+        "launch": "launches of kernels outside graphs",
+        "replay": "graphs",
+    }
+    columns = [document[when][which] for which in ("plain", "drafts") for when in ("before", "now")]
+    lines = [[name, *(str(column[kind]) for column in columns)] for kind, name in kinds.items()]
+    header = ["of a step", "plain, before", "plain", "with drafts, before", "with drafts"]
+    return table(header, [*lines, ["copies from the GPU", *["1"] * len(columns)]])
+
+
+def _kernels() -> str:
+    """Return what the compiler gives each kernel, beside the least time of its bytes."""
+    document = read("kernel_resources")
+    lines = []
+    for row in document["rows"]:
+        shape = ", ".join(f"{name} {value}" for name, value in row["shape"].items())
+        own = (
+            [f"{row[name]:,}" for name in ("bytes", "bytes_in_flight", "us_at_least")]
+            if "bytes" in row
+            else ["", "", ""]
+        )
+        resources = [f"{row[name]:,}" for name in ("programs", "warps", "registers", "shared")]
+        lines.append([f"{row['kernel']}", f"{row['of']}: {shape}", *resources, f"{row['occupancy']:.0%}", *own])
+    header = [
+        "kernel",
+        "of",
+        "programs",
+        "warps",
+        "registers a thread",
+        "shared memory",
+        "occupancy",
+        "bytes",
+        "bytes at once per multiprocessor, at most",
+        "at least, µs",
+    ]
+    where = f"torch {document['torch']}; commit {document['commit']}"
+    command = "TRITON_INTERPRET=1 python -m tests.kernels.resources"
+    return (
+        f"{table(header, lines)}\n\nCommand: `{command}`. Result: `benchmarks/results/kernel_resources.json` ({where})."
+    )
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "gpu-cycle": _cycle,
+    "gpu-time": _time,
+    "gpu-counts": _counts,
+    "gpu-kernels": _kernels,
+}

@@ -1,7 +1,16 @@
-"""What a step asks of the GPU, counted on a simulated one: each upload, operation and launch takes the host time."""
+"""What a step asks of the GPU, counted on a simulated one: each upload, operation and launch takes the host time.
 
+    SPECDEC_RECORD_COUNTS=1 python -m pytest tests/specdec/test_gpu_counts.py
+
+writes the counts of one request at temperature 0 to `benchmarks/results/gpu_counts.json`, from which the table in
+docs/gpu.md is made. Other tests and runs fail where a step asks for more.
+"""
+
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -14,6 +23,7 @@ from tests.simulated_gpu import SimulatedGPU, simulated_gpu
 
 pytestmark = pytest.mark.slow
 
+COUNTS = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_counts.json"
 # Passes of so many tokens are captured on the simulated GPU; by requests.
 SHAPES = {1: DraftShape(6, 2, 12), 4: DraftShape(6, 2, 3)}
 # Most uploads, operations of torch, launches outside graphs, and graphs. Copies into a graph's inputs are operations.
@@ -74,4 +84,15 @@ def test_a_step_asks_for_little(
         places = gpu.counts.places
         found = gpu.counts.take()
         assert len(gpu.waits) == 1
+        if (requests, temperature) == (1, 0.0):
+            _check_recorded("drafts" if draft else "plain", {kind: found.get(kind, 0) for kind in most}, places)
         assert all(found.get(kind, 0) <= bound for kind, bound in most.items()), (found, places)
+
+
+def _check_recorded(kind: str, found: dict[str, int], places: Any) -> None:
+    """Hold the counts of a step against the table's, or write them there."""
+    recorded = json.loads(COUNTS.read_text(encoding="utf-8"))
+    if os.environ.get("SPECDEC_RECORD_COUNTS"):
+        recorded["now"][kind] = found
+        COUNTS.write_text(json.dumps(recorded, indent=2) + "\n", encoding="utf-8")
+    assert recorded["now"][kind] == found, places
