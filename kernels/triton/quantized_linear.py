@@ -12,14 +12,18 @@ from specdec.kernels.types.product import Product
 from specdec.kernels.types.quantized_tensor import QuantizedRows, QuantizedTensor
 from specdec.kernels.types.types import DTYPES
 
-# Rows and columns of a program.
-BLOCK_ROWS, BLOCK_COLUMNS = 16, 32
+# Rows of a program, for so few rows and for more: each program reads its columns' weights once, whatever its rows.
+# float32 has no registers for more.
+BLOCK_ROWS = (16, 64)
+# Columns of a program.
+BLOCK_COLUMNS = 32
 # Bytes of a row's inputs that it multiplies at a time, at most; they are of one group. More would not fit in registers.
 MAX_BLOCK_BYTES = 128
 # Fewer inputs at a time cannot be multiplied by tensor cores.
 LEAST_INPUTS = 16
-# More rows than that are multiplied with the dequantised weight by torch: a prompt's.
-MOST_ROWS = 64
+# More rows than that are multiplied with the dequantised weight by torch: a prompt's. To dequantise it takes some 27
+# bytes of traffic a weight, which the rows of a few draft trees would pay at every step.
+MOST_ROWS = 256
 INT8, UINT4, FLOAT8 = range(3)
 KINDS = {"int8": INT8, "uint4": UINT4, "fp8": FLOAT8}
 NO_OFFSETS, MINIMA, ZEROS = range(3)
@@ -59,11 +63,13 @@ def quantized_linear(x: Tensor, weight: QuantizedRows, bias: Tensor | None) -> T
     if weight.offsets is not None:
         offsets = MINIMA if weight.offset_kind == "minima" else ZEROS
     if rows:
-        grid = (triton.cdiv(outputs, BLOCK_COLUMNS), triton.cdiv(rows, BLOCK_ROWS))
+        few, many = BLOCK_ROWS
+        height = few if rows <= few or x.dtype == torch.float32 else many
+        grid = (triton.cdiv(outputs, BLOCK_COLUMNS), triton.cdiv(rows, height))
         quantized_linear_kernel[grid](
             x, weight.numbers.view(torch.uint8), weight.scales, weight.offsets, bias, product, rows, x.stride(0),
             OUTPUTS=outputs, INPUTS=inputs, GROUP=min(weight.group, inputs), KIND=KINDS[weight.kind], OFFSETS=offsets,
-            HAS_BIAS=bias is not None, BLOCK_ROWS=BLOCK_ROWS, BLOCK_COLUMNS=BLOCK_COLUMNS, BLOCK_INPUTS=size,
+            HAS_BIAS=bias is not None, BLOCK_ROWS=height, BLOCK_COLUMNS=BLOCK_COLUMNS, BLOCK_INPUTS=size,
         )  # fmt: skip
     return product
 

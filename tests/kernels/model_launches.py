@@ -182,7 +182,7 @@ def _quantized(model: Model) -> None:
             scales = torch.empty(outputs, -(-inputs // group), dtype=scale)
             offsets = None if offset is None else torch.empty(scales.shape, dtype=offset)
             weight = QuantizedRows(kind, inputs, numbers, group, scales, offsets, meaning)
-            for rows in ROWS if model == LLAMA_1B else ROWS[1:2]:
+            for rows in ROWS if model == LLAMA_1B else ROWS[1:]:
                 quantized_linear(torch.empty(rows, inputs, dtype=model.dtype), weight, None)
 
 

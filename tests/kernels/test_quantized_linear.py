@@ -22,7 +22,7 @@ def nan_outputs() -> Iterator[None]:
         yield
 
 
-@given(quantized_rows(), st.integers(1, 20), st.booleans(), st.sampled_from(DTYPES))
+@given(quantized_rows(), st.integers(1, 20) | st.integers(60, 140), st.booleans(), st.sampled_from(DTYPES))
 @example(random_rows("uint4", 70, 256, 64, "zeros"), 17, True, torch.bfloat16)
 @example(random_rows("fp8", 33, 300, 128), 3, False, torch.float16)
 def test_products(weight: QuantizedRows, rows: int, biased: bool, dtype: torch.dtype) -> None:
@@ -43,7 +43,9 @@ def test_products(weight: QuantizedRows, rows: int, biased: bool, dtype: torch.d
     for found in (actual, plain):
         error = (found.double() - exact).abs() - 2 * ROUNDING[dtype] * exact.abs()
         assert ((error <= bound) | ~finite).all()
-    assert quantized_linear(x[:1], weight, bias).equal(actual[:1])
+    if rows <= kernel.BLOCK_ROWS[0] or DEVICE.type == "cpu":
+        # A GPU may sum in another order where it multiplies more rows at a time.
+        assert quantized_linear(x[:1], weight, bias).equal(actual[:1])
 
 
 def test_prompts_are_multiplied_with_the_dequantised_weight() -> None:
