@@ -130,16 +130,18 @@ def _search(
         step = (high - low + PIVOTS - 1) // PIVOTS
         # [PIVOTS], low first
         pivots = (low + step * o_pivot).to(tl.int32)
-        found = tl.zeros([PIVOTS], dtype=tl.float32)
+        # Summed at the end: a sum over all threads takes longer than a block's scores.
+        parts = tl.zeros([PIVOTS, BLOCK], dtype=tl.float32)
         for start in range(0, VOCAB, BLOCK):
             # [BLOCK]
             bits = _load_bits(p_scores, start + tl.arange(0, BLOCK), VOCAB)
             # [PIVOTS, BLOCK]
             reaches = bits[None, :] >= pivots[:, None]
             if BY_MASS:
-                found += tl.sum(tl.where(reaches, _weight(bits, best)[None, :], 0.0), 1)
+                parts += tl.where(reaches, _weight(bits, best)[None, :], 0.0)
             else:
-                found += tl.sum(reaches.to(tl.float32), 1)
+                parts += reaches.to(tl.float32)
+        found = tl.sum(parts, 1)
         # Sums of fewer of the same numbers in the same order are no larger, so what is enough comes first.
         enough = tl.sum(((found >= wanted) | (o_pivot == 0)).to(tl.int32), 0)
         bound = low + step * enough
