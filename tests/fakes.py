@@ -4,11 +4,11 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import LlamaConfig as HFLlamaConfig
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PretrainedConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.formats.head_kinds import KINDS
@@ -21,6 +21,7 @@ from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import ROOT, DraftTree
 
+Model = TypeVar("Model", bound=PreTrainedModel)
 TINY = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -36,10 +37,19 @@ TINY = {
 
 def save_random_llama(folder: Path, seed: int = 0, **overrides: Any) -> LlamaForCausalLM:
     """Write a random float64 Llama as a checkpoint. Its logits are far enough apart that no two tokens nearly tie."""
+    return _saved(folder, seed, LlamaForCausalLM, HFLlamaConfig(**{**TINY, "initializer_range": 0.3, **overrides}))
+
+
+def save_random_qwen3(folder: Path, seed: int = 0, **overrides: Any) -> Qwen3ForCausalLM:
+    """Write a random Qwen3, which norms queries and keys; see `save_random_llama`."""
+    return _saved(folder, seed, Qwen3ForCausalLM, Qwen3Config(**{**TINY, "initializer_range": 0.3, **overrides}))
+
+
+def _saved(folder: Path, seed: int, kind: type[Model], config: PretrainedConfig) -> Model:
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(HFLlamaConfig(**{**TINY, "initializer_range": 0.3, **overrides})).to(torch.float64)
+    model = kind(config).to(torch.float64)
     for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
+        if name.endswith(("bias", "q_norm.weight", "k_norm.weight")):
             torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
     return model.eval()

@@ -11,7 +11,7 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError, fuse
 from specdec.draft_heads.llama.linear import Linear, give_up
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.mlp_kinds import mlp_kind
-from specdec.draft_heads.llama.norm import RMSNorm
+from specdec.draft_heads.llama.norm import RMSNorm, head_norms
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.fused import FusedLayer, LayerWeights
@@ -151,8 +151,8 @@ class ComposedMixer:
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.input_size = layer.input_size
         self.products = {name: part.form(kernels) for name, part in layer.linears.items()}
-        self.query_norm = None if layer.q_norm is None else layer.q_norm.form(kernels)
-        self.key_norm = None if layer.k_norm is None else layer.k_norm.form(kernels)
+        query, key = layer.q_norm, layer.k_norm
+        self.norm_heads = None if query is None or key is None else head_norms(query, key, config.num_heads, kernels)
         self.post_norm, self.mlp = layer.post_attention_layernorm.form(kernels), layer.mlp.form(kernels)
         self.reduce = layer.reduce
 
@@ -165,9 +165,8 @@ class ComposedMixer:
         """Run attention: `[rows, input_size]` to `[rows, hidden_size]`, summed over ranks."""
         heads, kv_heads = self.num_heads, self.num_kv_heads
         qkv = self.products["qkv"](x).view(x.shape[0], heads + 2 * kv_heads, self.head_dim)
-        if self.query_norm is not None and self.key_norm is not None:
-            for norm, part in ((self.query_norm, qkv[:, :heads]), (self.key_norm, qkv[:, heads : heads + kv_heads])):
-                part.copy_(norm(part.reshape(-1, part.shape[-1])).view_as(part))
+        if self.norm_heads is not None:
+            self.norm_heads(qkv)
         output = self.products["output"](attention(qkv, rotary, heads).flatten(1))
         return output if self.reduce is None else self.reduce(output)
 

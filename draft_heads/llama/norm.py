@@ -1,12 +1,13 @@
 """RMS norm: its weights, and its form for a kernel set."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.reference.elementwise import add_rms_norm, rms_norm
+from specdec.kernels.reference.elementwise import add_rms_norm, norm_heads, rms_norm
 
 
 class Norm(Protocol):
@@ -50,3 +51,11 @@ class ServedRMSNorm:
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
+
+
+def head_norms(query: RMSNorm, key: RMSNorm, num_heads: int, kernels: KernelSet | None) -> Callable[[Tensor], None]:
+    """Return what norms queries and keys of `[rows, num_heads + 2 * kv_heads, head_dim]` in place; see `Linear`."""
+    if kernels is None:
+        return lambda qkv: norm_heads(qkv, query.weight, key.weight, query.eps, num_heads)
+    weights = query.weight.detach(), key.weight.detach()
+    return lambda qkv: kernels.norm_heads(qkv, *weights, query.eps, num_heads)

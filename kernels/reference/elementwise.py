@@ -39,6 +39,19 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return rms_norm(total, weight, eps), total
 
 
+def norm_heads(qkv: Tensor, query_weight: Tensor, key_weight: Tensor, eps: float, num_heads: int) -> None:
+    """Apply `rms_norm` to each query and key in place, as Qwen3 does.
+
+    Args:
+        qkv: `[rows, num_heads + 2 * kv_heads, head_dim]`.
+        query_weight: `[head_dim]`.
+        key_weight: `[head_dim]`.
+    """
+    end = (num_heads + qkv.shape[1]) // 2
+    for part, weight in ((qkv[:, :num_heads], query_weight), (qkv[:, num_heads:end], key_weight)):
+        part.copy_(rms_norm(part.reshape(-1, part.shape[-1]), weight, eps).view_as(part))
+
+
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """Return `silu(gate) * up` for `gate_up = [rows, 2 * intermediate]`."""
     size = gate_up.shape[-1] // 2

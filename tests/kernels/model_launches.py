@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdec.kernels.triton import tree_attention
 from specdec.kernels.triton.attention_plan import AttentionGeometry, Chip
-from specdec.kernels.triton.elementwise import add_rms_norm, rms_norm, silu_and_mul
+from specdec.kernels.triton.elementwise import add_rms_norm, norm_heads, rms_norm, silu_and_mul
 from specdec.kernels.triton.grouped_lora import grouped_lora
 from specdec.kernels.triton.gumbel_argmax import gumbel_argmax
 from specdec.kernels.triton.kv_copy import copy_between, move_kv
@@ -105,6 +105,8 @@ def _layer(model: Model) -> None:
     _norms(model)
     silu_and_mul(torch.empty(2, 2 * model.intermediate, dtype=model.dtype))
     _rotary(model)
+    qkv = torch.empty(2, model.heads + 2 * model.kv_heads, model.dim, dtype=model.dtype)
+    norm_heads(qkv, qkv[0, 0], qkv[0, 0], 1e-6, model.heads)
 
 
 def _norms(model: Model) -> None:

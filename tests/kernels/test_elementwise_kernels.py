@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.kernels.reference import elementwise as elementwise_reference
 from specdec.kernels.reference import rotary_store as rotary_store_reference
-from specdec.kernels.triton.elementwise import add_rms_norm, rms_norm, silu_and_mul
+from specdec.kernels.triton.elementwise import add_rms_norm, norm_heads, rms_norm, silu_and_mul
 from specdec.kernels.triton.rotary_store import rotary_store
 from tests.kernels.kernel_checks import DEVICE, DTYPES, assert_as_exact, huge, poisoned_outputs
 from tests.strategies import seeds
@@ -131,6 +131,30 @@ def test_rotary_store_equals_rotation_and_store(
     assert kv[unused].isnan().all()
 
 
+@given(
+    seeds,
+    st.integers(1, 4),
+    st.sampled_from([(1, 1), (4, 2), (5, 5), (32, 8), (20, 4)]),
+    st.sampled_from([2, 6, 64, 80, 128]),
+    dtypes,
+    st.booleans(),
+)
+@example(0, 2, (3, 1), 256, torch.bfloat16, True)
+def test_norm_heads_norms_each_query_and_key(
+    seed: int, rows: int, heads: tuple[int, int], dim: int, dtype: torch.dtype, wide: bool
+) -> None:
+    num_heads, kv_heads = heads
+    qkv = drawn(seed, rows, (num_heads + 2 * kv_heads) * dim, dtype=dtype, spare=3 * wide).unflatten(1, (-1, dim))
+    query_weight, key_weight = (drawn(seed + place, dim, dtype=dtype) for place in (1, 2))
+    plain, given = qkv.clone(), qkv.clone()
+    norm_heads(qkv, query_weight, key_weight, EPS, num_heads)
+    elementwise_reference.norm_heads(plain, query_weight, key_weight, EPS, num_heads)
+    queries, keys = slice(0, num_heads), slice(num_heads, num_heads + kv_heads)
+    for part, weight in ((queries, query_weight), (keys, key_weight)):
+        assert_as_exact(qkv[:, part], plain[:, part], exact_norm(given[:, part], weight))
+    assert torch.equal(qkv[:, keys.stop :], given[:, keys.stop :])
+
+
 def test_rows_and_slots_beyond_two_billion_numbers() -> None:
     """The last of three rows, and a slot, begins at 2**31 and some; touches a few pages of 4.3 GB."""
     stride, size = 2**30 + 256, 256
@@ -166,6 +190,8 @@ def test_misfits_are_refused() -> None:
         add_rms_norm(x, torch.zeros(6, 2, device=DEVICE).T, weight, EPS)
     with pytest.raises(ValueError, match=r"\(2, 5\)"):
         silu_and_mul(x[:, :5])
+    with pytest.raises(ValueError, match=r"do not fit qkv \(2, 3, 8\) with 2 query heads"):
+        norm_heads(torch.zeros(2, 3, 8, device=DEVICE), weight, weight, EPS, 2)
     qkv, kv = torch.zeros(2, 4, 8, device=DEVICE), torch.zeros(3, 2, 8, device=DEVICE)
     cos, slots = torch.zeros(2, 1, 8, device=DEVICE), torch.zeros(2, dtype=torch.int64, device=DEVICE)
     with pytest.raises(ValueError, match="3 query heads"):

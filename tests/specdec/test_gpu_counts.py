@@ -17,7 +17,7 @@ import pytest
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.scheduling.step_cost import PreemptionCost
-from tests.fakes import save_random_eagle3, save_random_llama
+from tests.fakes import save_random_eagle3, save_random_llama, save_random_qwen3
 from tests.profiles import by_day
 from tests.simulated_gpu import SimulatedGPU, simulated_gpu
 
@@ -96,3 +96,34 @@ def _check_recorded(kind: str, found: dict[str, int], places: Any) -> None:
         recorded["now"][kind] = found
         COUNTS.write_text(json.dumps(recorded, indent=2) + "\n", encoding="utf-8")
     assert recorded["now"][kind] == found, places
+
+
+@pytest.mark.parametrize(("known", "qk_norm", "most"), [(8, False, 6), (150, False, 7), (8, True, 7)])
+def test_a_layer_takes_few_small_kernels(
+    tmp_path: Path, gpu: SimulatedGPU, known: int, qk_norm: bool, most: int
+) -> None:
+    """Beside four products: two norms, two sums, rotary embedding, attention, its join, the gate, and head norms."""
+    found = []
+    for layers in (1, 3):
+        folder = tmp_path / str(layers)
+        (save_random_qwen3 if qk_norm else save_random_llama)(folder, head_dim=16, num_hidden_layers=layers)
+        llm = LLM(
+            folder,
+            None,
+            device="cuda",
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=256,
+            max_num_seqs=1,
+            kv_cache_memory=1 << 19,
+        )
+        for request in llm.new_group([5] * known, SamplingParams(temperature=0, max_tokens=8)).requests:
+            llm.engine.add_request(request)
+        for _ in range(2):
+            llm.engine.step()
+        gpu.counts.take()
+        llm.engine.step()
+        places, counts = gpu.counts.places, gpu.counts.take()
+        found.append((counts["launch"] + counts["operation"], places))
+    (of_one, _), (of_three, places) = found
+    assert of_three - of_one == 2 * (4 + most), places

@@ -21,7 +21,13 @@ from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.tree import DraftTree, TreeRow
 from specdec.verify.noise import GumbelNoise
 from tests.baichuan import save_baichuan
-from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
+from tests.fakes import (
+    save_random_eagle3,
+    save_random_head,
+    save_random_llama,
+    save_random_qwen3,
+    save_shallow_llama,
+)
 from tests.lora_adapters import save_adapter, save_draft_adapter
 from tests.profiles import by_day
 from tests.quantized_checkpoints import quantize_folder
@@ -179,6 +185,16 @@ def test_a_target_with_alibi_says_what_its_twin_says(tmp_path: Path) -> None:
     with load(tmp_path, "triton") as llm:
         output = llm.generate([prompt], GREEDY, use_tqdm=False)[0]
         assert output.token_ids == twin.greedy(prompt, 7)
+        assert output.stats.drafted > 0
+
+
+def test_a_target_that_norms_queries_and_keys_says_what_its_twin_says(tmp_path: Path) -> None:
+    twin, prompt = save_random_qwen3(tmp_path / "target", head_dim=16, num_hidden_layers=1), [5, 6, 7, 8, 9]
+    save_random_head(tmp_path / "head", head_dim=16)
+    with load(tmp_path, "triton") as llm:
+        output = llm.generate([prompt], GREEDY, use_tqdm=False)[0]
+        theirs = twin.generate(torch.tensor([prompt]), max_new_tokens=7, min_new_tokens=7, do_sample=False)
+        assert output.token_ids == theirs[0, len(prompt) :].tolist()
         assert output.stats.drafted > 0
 
 
