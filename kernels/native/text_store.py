@@ -24,6 +24,9 @@ class NativeTextStore:
     Args:
         tokens: that it holds, in whole pages.
 
+    Attributes:
+        num_bytes: memory that it takes once it is full.
+
     Raises:
         ValueError: the library is not built, or from other sources.
         MemoryError: there is no memory for it.

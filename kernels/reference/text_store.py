@@ -51,8 +51,6 @@ class PythonTextStore:
         self._older, self._newer = [_numbers(places) for _ in ORDERS], [_numbers(places) for _ in ORDERS]
         # The newest place + 1 of each bucket, 0 for none.
         self._heads = [_numbers(places) for _ in ORDERS]
-        # What Python takes for the pages is not counted.
-        self.num_bytes = places * self._tokens.itemsize * (1 + 3 * len(ORDERS))
 
     def append(self, text: int, space: Space, page: int, tokens: Sequence[int], context: int) -> int:
         """See `TextStore.append`."""

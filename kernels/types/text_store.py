@@ -13,6 +13,8 @@ LONGEST = 32
 MOST_PLACES = 16
 # The most continuations of a search.
 MOST_FOUND = 16
+# Memory of a store that is full: 4 bytes the token, 12 each order, and the pages.
+BYTES_PER_TOKEN = 41.5
 # No page: of a text that has none yet.
 NO_PAGE = -1
 # Two numbers of 64 bits: texts of one space are found by those of the same space alone.
@@ -36,13 +38,9 @@ class FoundText(NamedTuple):
 class TextStore(Protocol):
     """Tokens of texts in pages, of which the least recently useful one is given up for a new one.
 
-    Equal calls in equal order have equal results, whichever implementation runs.
-
-    Attributes:
-        num_bytes: memory that it takes once it is full.
+    Equal calls in equal order have equal results, whichever implementation runs. As it fills, it takes
+    `BYTES_PER_TOKEN` of memory.
     """
-
-    num_bytes: int
 
     def append(self, text: int, space: Space, page: int, tokens: Sequence[int], context: int) -> int:
         """Append tokens to a text, and return the page of the last one.
