@@ -6,6 +6,7 @@ chooses, the newest first. Lists are linked by numbers, as in C, so that a page 
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from specdec.kernels.types.text_store import (
     LONGEST,
@@ -23,15 +24,18 @@ NONE = NO_PAGE
 _MASK = (1 << 64) - 1
 
 
+@dataclass(slots=True)
 class _Page:
     """A page of a text; see `page` of text_store.c."""
 
-    __slots__ = ("after", "before", "context", "newer", "older", "space", "text", "used")
-
-    def __init__(self, text: int, space: Space, before: int, context: int) -> None:
-        self.text, self.space, self.before, self.context = text, space, before, context
-        self.after = self.older = self.newer = NONE
-        self.used = 0
+    text: int
+    space: Space
+    before: int
+    context: int
+    after: int = NONE
+    older: int = NONE
+    newer: int = NONE
+    used: int = 0
 
 
 class PythonTextStore:
