@@ -1,5 +1,6 @@
 """Settings of an engine. Pure Python, so that the command line shows them without waiting for torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -23,7 +24,7 @@ DEMO = Path(__file__).parent / "demo"
 # The demo target's heads by the names that drafts may have; the first one drafts by default.
 DEMO_HEADS = {"eagle": DEMO / "eagle3", "eagle3": DEMO / "eagle3", "dspark": DEMO / "dspark"}
 DEMO_HEAD = DEMO_HEADS["eagle"]
-NGRAM = "ngram"
+NGRAM, SUFFIX = "ngram", "suffix"
 # The head that the model names or that was shipped for it, or else n-grams.
 AUTO = "auto"
 # Tokens; a table of rotary embeddings has a row for each.
@@ -66,6 +67,28 @@ class EngineConfig:
         None, "What `speculative_config` says the draft model is; one of another kind drafts, and is told of.", flags=""
     )
     ngrams: bool = setting(False, "Whether continuations in the text itself are drafted (prompt lookup).", flags="")
+    suffix: bool = setting(False, "Whether continuations in earlier requests are drafted too.", flags="")
+    draft_store_tokens: int = setting(
+        1_000_000,
+        "Tokens of earlier requests and of --draft-corpus that --draft suffix keeps, 41.5 bytes of memory each; the "
+        "least recently useful are given up first.",
+        least=1024,
+        most=1 << 30,
+        panel="Drafts",
+    )
+    draft_corpus: Sequence[str] = setting(
+        (),
+        "A text file in which --draft suffix finds drafts for all requests; repeatable.",
+        metavar="FILE",
+        panel="Drafts",
+        shown_default="none",
+    )
+    draft_store_shared: bool = setting(
+        False,
+        "Let --draft suffix find drafts in requests of other API keys; without API keys, of other addresses.",
+        flags="--draft-store-shared",
+        panel="Drafts",
+    )
     tokenizer: Path | None = setting(
         None, "The tokenizer: a folder, or org/name on the hub.", flags="", shown_default="the model's"
     )
@@ -273,7 +296,12 @@ class EngineConfig:
     @property
     def sources(self) -> str | None:
         """Draft sources as `LLM` takes them, None for none."""
-        return ",".join([*([str(self.draft)] if self.draft else []), *([NGRAM] if self.ngrams else [])]) or None
+        return ",".join([*([str(self.draft)] if self.draft else []), *self.chain_sources]) or None
+
+    @property
+    def chain_sources(self) -> list[str]:
+        """What is drafted without a model, as `LLM` takes it: one word or none."""
+        return [SUFFIX] if self.suffix else [NGRAM] if self.ngrams else []
 
     @property
     def tree_in_words(self) -> str:

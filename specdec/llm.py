@@ -65,8 +65,9 @@ class LLM:
         draft: "auto" for the head that the model's config.json or card names, or else one that the repository's
             `heads/` has for it, and "ngram" if there is none; "eagle" (which is "eagle3") or "dspark" for the demo
             model's own heads; a head or a small model with the target's tokenizer by its folder or its name on the hub;
-            "ngram" for prompt lookup; None for plain decoding. One model and "ngram" draft together: "eagle,ngram". A
-            speculators head given as `model` drafts for the target that it names.
+            "ngram" for prompt lookup; "suffix" for that and what followed the same tokens in earlier requests; None for
+            plain decoding. One model and "ngram" or "suffix" draft together: "eagle,suffix". A speculators head given
+            as `model` drafts for the target that it names.
         settings: keywords of `LLMSettings`; `EngineConfig` and `SchedulerConfig` describe them and have the defaults.
             `shape` may give some fields of a `DraftShape`; the others have the device's defaults. Those
             of vLLM's `LLM` are in `VLLMKeywords`.

@@ -25,10 +25,12 @@ class ChainRates:
     Args:
         source: rates of the same source over all requests, which learn what these learn and are their prior; None for
             those themselves.
+        shorter: tokens by which a match in the request's own text may be shorter and as much worth, of rates without
+            measurements.
     """
 
-    def __init__(self, source: "ChainRates | None" = None) -> None:
-        self.source = source
+    def __init__(self, source: "ChainRates | None" = None, shorter: int = 0) -> None:
+        self.source, self._shorter = source, shorter
         self._memory = MEMORY if source is None else MEMORY_OF_ONE
         # The last entry is that of `ELSEWHERE`.
         self._hits = [0.0] * (LONGEST_MATCH + 2)
@@ -37,7 +39,7 @@ class ChainRates:
     def rate(self, match: int) -> float:
         """Return the acceptance after a match of this length, or `ELSEWHERE`."""
         place = min(match, LONGEST_MATCH)
-        prior = _guess(place) if self.source is None else self.source.rate(place)
+        prior = _guess(place, self._shorter) if self.source is None else self.source.rate(place)
         return (self._hits[place] + PRIOR * prior) / (self._tries[place] + PRIOR)
 
     def learn(self, match: int, accepted: bool) -> None:
@@ -49,9 +51,10 @@ class ChainRates:
             self.source.learn(place, accepted)
 
 
-def _guess(place: int) -> float:
+def _guess(place: int, shorter: int) -> float:
     """Return the acceptance before anything is measured."""
-    return 0.1 if place == ELSEWHERE else (place + 1) / (place + 3)
+    match = max(0, place - shorter)
+    return 0.1 if place == ELSEWHERE else (match + 1) / (match + 3)
 
 
 class Chain(NamedTuple):

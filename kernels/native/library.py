@@ -154,7 +154,7 @@ class WalkFields(Structure):
 
 
 # As `specdec_interface` of api.c has them.
-VERSION = 2
+VERSION = 3
 STRUCTURES = (
     MatrixFields, LayerFields, LoRAPartFields, LoRAFields, AdapterFields, StepFields, HeadFields, BlockFields,
     TargetFields, PassFields, DraftingFields, WalkFields,
@@ -223,12 +223,16 @@ def library_file() -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _opened(file: Path) -> ctypes.CDLL:
-    """Return the library of a file.
+def opened_library() -> ctypes.CDLL:
+    """Return the library.
 
     Raises:
-        ValueError: it was built from other sources than these, so that a call might read memory that is not its own.
+        ValueError: it is not built, or from other sources than these, so that a call might read memory that is not its
+            own.
     """
+    file = library_file()
+    if file is None:
+        raise ValueError(f"{NOT_BUILT}, or use kernels 'torch'")
     library = ctypes.CDLL(str(file))
     interface = getattr(library, "specdec_interface", None)
     if interface is not None:
@@ -273,10 +277,7 @@ class Library:
     """
 
     def __init__(self, threads: int, dtype: torch.dtype, form: str = "") -> None:
-        file = library_file()
-        if file is None:
-            raise ValueError(f"{NOT_BUILT}, or use kernels 'torch'")
-        library = _opened(file)
+        library = opened_library()
         self._calls = {}
         for name, (result, arguments) in _CALLS.items():
             call = getattr(library, f"specdec_{name}")

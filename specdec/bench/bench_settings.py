@@ -18,7 +18,7 @@ class BenchSettings:
     draft: Sequence[str] = setting(
         (),
         "A mode to measure beside plain decoding, with settings of its own (eagle:nodes=16,verify=rejection); "
-        "repeatable; eagle (the demo's head), ngram, the folder of a head or small model, or eagle,ngram.",
+        "repeatable; eagle (the demo's head), ngram, suffix, the folder of a head or small model, or eagle,ngram.",
         metavar="SOURCE[:KEY=VALUE,...]",
         short="-d",
         panel="Drafts",

@@ -16,7 +16,7 @@ from specdec.bench.prompt_file import GivenPrompt
 from specdec.bench.timed_run import Contender, EngineContender
 from specdec.building.named_checkpoints import named_target
 from specdec.building.resolved_config import DRAFT_WORDS, resolved_config
-from specdec.config import DEMO_HEADS, NGRAM, EngineConfig, default_shape, draft_names
+from specdec.config import DEMO_HEADS, EngineConfig, default_shape, draft_names
 from specdec.core.device import resolve_device
 from specdec.core.sampling_params import SamplingParams
 from specdec.llm import LLM
@@ -219,4 +219,4 @@ def _configuration(llm: LLM) -> dict[str, Any]:
 
 
 def _shown_sources(config: EngineConfig) -> list[str]:
-    return [*([shown_path(config.draft)] if config.draft else []), *([NGRAM] if config.ngrams else [])]
+    return [*([shown_path(config.draft)] if config.draft else []), *config.chain_sources]

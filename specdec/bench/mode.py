@@ -73,7 +73,8 @@ def _parse_mode(text: str) -> Mode:
     head, given = split_settings(text, "--draft")
     if not head:
         raise ValueError(
-            f"--draft is {text!r}; it must be eagle, ngram, or a folder, or eagle,ngram, with or without settings"
+            f"--draft is {text!r}; it must be eagle, ngram, suffix, or a folder, or eagle,ngram, with or without "
+            "settings"
         )
     mode = Mode(text, None if head in ("none", PLAIN) else head)
     if mode.draft is None and not given:

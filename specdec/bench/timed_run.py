@@ -54,12 +54,15 @@ class Contender(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass
 class EngineContender:
     """The engine in one mode, with the sampling parameters of every request."""
 
     llm: LLM
     params: SamplingParams
+    # Prompts of a round: one that comes again begins the next, which profits from no text of those before.
+    _seen: set[tuple[int, ...]] = field(default_factory=set)
+    _round: int = 0
 
     def run(self, prompts: Sequence[list[int]], arrivals: Sequence[float] | None = None) -> TimedRun:
         """Answer prompts, as described in `Contender`.
@@ -68,7 +71,11 @@ class EngineContender:
             ValueError: a prompt that cannot be run, or that failed.
         """
         maker, times = self.llm.request_maker, arrivals or [0.0] * len(prompts)
-        adds = [maker.add(prompt, self.params) for prompt in prompts]
+        own = set(map(tuple, prompts))
+        if own & self._seen:
+            self._seen, self._round = set(), self._round + 1
+        self._seen |= own
+        adds = [maker.add(prompt, self.params, cache_salt=f"round {self._round}") for prompt in prompts]
         groups: list[RequestGroup] = []
         try:
             firsts, ends, seconds = self._run(adds, times, groups)

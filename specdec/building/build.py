@@ -5,10 +5,11 @@ import time
 
 import torch
 
+from specdec.building.draft_corpus import draft_store
 from specdec.building.draft_loader import load_drafts
 from specdec.building.engine_builder import EngineBuilder
 from specdec.building.rank_loader import kernels_of, load_target, rank_config
-from specdec.config import NGRAM, EngineConfig
+from specdec.config import EngineConfig
 from specdec.core.device import on_device
 from specdec.engine.engine import LLMEngine
 from specdec.engine.request_maker import RequestMaker
@@ -48,6 +49,8 @@ def build_engine(config: EngineConfig, ranks: Ranks, requests: RequestMaker) -> 
         drafts = load_drafts(config, model, kernels) if ranks.layout.in_last_stage(ranks.rank) else None
         ranks.share(None)
         logger.info("drafts: %s", _drafts_in_words(config))
+        if config.suffix:
+            requests.store = draft_store(config, kernels, ranks, requests.tokenizer)
         requests.seeds.setstate(ranks.decide(requests.seeds.getstate))
         return EngineBuilder(config, model, drafts, kernels, ranks, requests).build()
 
@@ -62,6 +65,6 @@ def _check_kernels(ranks: Ranks, name: str) -> None:
 def _drafts_in_words(config: EngineConfig) -> str:
     """Return what drafts, and the largest trees, for people."""
     shape = config.shape
-    names = [*([shown_path(config.draft)] if config.draft else []), *([NGRAM] if config.ngrams else [])]
+    names = [*([shown_path(config.draft)] if config.draft else []), *config.chain_sources]
     size = f"trees of at most {shape.nodes} nodes, depth {shape.depth}, branching {shape.branching}"
     return f"{' and '.join(names)}, {size}" if names else "none"

@@ -9,6 +9,7 @@ import torch
 from specdec.building.rank_loader import layout_of
 from specdec.config import EngineConfig
 from specdec.core.launch import current_launch
+from specdec.kernels.types.text_store import BYTES_PER_TOKEN
 from specdec.kv_transfer.tier_settings import tiers_of
 
 GIB = 1 << 30
@@ -17,9 +18,10 @@ GIB = 1 << 30
 def check_memory(config: EngineConfig) -> None:
     """Check that this machine has the memory that the settings ask for, of all its ranks together.
 
-    That is host memory for `swap_space` and `cpu_bytes_to_use`, and on a CPU for `kv_cache_memory`, which on a GPU is
-    the GPU's. With a GPU all host memory is pinned when the engine starts: the system can take none of it back. Of
-    ranks in Ray actors, whose machines are not known, the first alone is counted.
+    That is host memory for `swap_space`, `draft_store_tokens` and `cpu_bytes_to_use`, and on a CPU for
+    `kv_cache_memory`, which on a GPU is the GPU's. With a GPU all host memory but the store is pinned when the engine
+    starts: the system can take none of it back. Of ranks in Ray actors, whose machines are not known, the first alone
+    is counted.
 
     Raises:
         ValueError: it has less.
@@ -37,6 +39,10 @@ def check_memory(config: EngineConfig) -> None:
         _check_gpu_memory(config.device, cache)
     if config.swap_space:
         settings.append(f"swap_space is {config.swap_space:g} GiB{each}")
+    if config.suffix:
+        store = int(config.draft_store_tokens * BYTES_PER_TOKEN)
+        taken += here * store
+        settings.append(f"draft_store_tokens is {config.draft_store_tokens} ({store / GIB:.3g} GiB){each}")
     transfer = config.kv_transfer_config
     if transfer is not None and transfer.kv_connector_module_path is None:
         of_all = tiers_of(transfer).cpu_bytes_to_use

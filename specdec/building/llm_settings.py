@@ -1,6 +1,6 @@
 """Keywords of `LLM`, and the `EngineConfig` that they make. Pure Python: the command line checks options by it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypedDict
@@ -64,6 +64,9 @@ class LLMSettings(TypedDict, total=False):
     max_loras: int | None
     max_lora_rank: int | None
     draft_window_size: int | None
+    draft_store_tokens: int
+    draft_corpus: Sequence[str] | str | Path
+    draft_store_shared: bool
     collect_drafts: str | Path | None
     collect_drafts_share: float
     collect_drafts_limit: float
@@ -93,8 +96,9 @@ def engine_config(model: Path, draft: Path | None, settings: dict[str, Any]) -> 
     for name, example in {"scheduler": "max_num_seqs", "limits": "max_bad_words"}.items():
         if name in others:
             raise ValueError(f"{name} is no keyword; give its settings, such as {example}")
-    if "ngrams" in others:
-        raise ValueError('unknown keyword ngrams; use draft="ngram"')
+    for name, word in {"ngrams": "ngram", "suffix": "suffix"}.items():
+        if name in others:
+            raise ValueError(f'unknown keyword {name}; use draft="{word}"')
     known = LLMSettings.__annotations__
     for name in others:
         if name not in known:
@@ -102,6 +106,9 @@ def engine_config(model: Path, draft: Path | None, settings: dict[str, Any]) -> 
     for name in ("tokenizer", "collect_drafts"):
         if others.get(name) is not None:
             others[name] = Path(others[name])
+    files = others.get("draft_corpus")
+    if files is not None:
+        others["draft_corpus"] = (str(files),) if isinstance(files, str | Path) else tuple(map(str, files))
     if others.get("kv_cache_memory") is not None:
         others["kv_cache_memory"] = size_in_bytes("kv_cache_memory", others["kv_cache_memory"])
     if others.get("kv_transfer_config") is not None:

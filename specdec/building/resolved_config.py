@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specdec.building.checkpoint_checks import check_draft, check_split, check_target
+from specdec.building.draft_corpus import check_corpus
 from specdec.building.llm_settings import engine_config
 from specdec.building.named_checkpoints import named_head, named_target
 from specdec.building.shipped_heads import HEADS, shipped_head
-from specdec.config import AUTO, DEMO, DEMO_HEAD, DEMO_HEADS, NGRAM, EngineConfig, default_shape, draft_names
+from specdec.config import AUTO, DEMO, DEMO_HEAD, DEMO_HEADS, NGRAM, SUFFIX, EngineConfig, default_shape, draft_names
 from specdec.core.device import name_of, resolve_device, resolve_dtype
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.formats.block_settings import block_rows
@@ -22,7 +23,7 @@ from specdec.models.hub import checkpoint_path, shown_path
 from specdec.parallel.rank_layout import RankLayout
 
 logger = logging.getLogger(__name__)
-DRAFT_WORDS = (AUTO, NGRAM, "none")
+DRAFT_WORDS = (AUTO, NGRAM, SUFFIX, "none")
 
 
 class Sources(NamedTuple):
@@ -32,11 +33,13 @@ class Sources(NamedTuple):
         model: the target's folder.
         draft: folder of the draft model; None for none.
         ngrams: whether n-grams of the text are drafted.
+        suffix: whether what follows in earlier requests is drafted too.
     """
 
     model: Path
     draft: Path | None
     ngrams: bool
+    suffix: bool = False
 
 
 def resolved_config(model: str | Path | None, draft: str | Path | None, settings: Mapping[str, Any]) -> EngineConfig:
@@ -55,6 +58,7 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
     config = engine_config(DEMO / "target", None, given)
     device = resolve_device(config.device)
     sources, tokenizer = _checked_sources(model, draft, config), None
+    check_corpus(config.draft_corpus, is_used=sources.suffix)
     if config.tokenizer is not None:
         tokenizer = checkpoint_path(config.tokenizer, weights=False)
         check_tokenizer(tokenizer)
@@ -68,6 +72,7 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
         model=sources.model,
         draft=sources.draft,
         ngrams=sources.ngrams,
+        suffix=sources.suffix,
         tokenizer=tokenizer,
         device=str(device),
         dtype=name_of(resolve_dtype(config.dtype, device)),
@@ -141,24 +146,32 @@ def _automatic(checkpoint: Path, sizes: LlamaConfig) -> Sources:
 
 def _given_sources(model: str | Path | None, draft: str | Path | None, config: EngineConfig) -> Sources:
     """Return the draft sources that a user named, and the target: the user's, the head's, or the demo's."""
-    head, ngrams = _draft_sources(draft, config.draft_revision, is_demo=model is None)
+    head, word = _draft_sources(draft, config.draft_revision, is_demo=model is None)
+    chains = word is not None, word == SUFFIX
     if model is not None:
-        return Sources(checkpoint_path(model, config.revision), head, ngrams)
+        return Sources(checkpoint_path(model, config.revision), head, *chains)
     target = named_target(head) if head is not None else None
-    return Sources(target or DEMO / "target", head, ngrams)
+    return Sources(target or DEMO / "target", head, *chains)
 
 
-def _draft_sources(draft: str | Path | None, revision: str | None, is_demo: bool) -> tuple[Path | None, bool]:
-    """Return the folder of the draft model, and whether n-grams of the text are drafted."""
+def _draft_sources(draft: str | Path | None, revision: str | None, is_demo: bool) -> tuple[Path | None, str | None]:
+    """Return the folder of the draft model, and what is drafted without one: `NGRAM`, `SUFFIX` or None."""
     names = draft_names(draft)
-    models = [name for name in names if name != NGRAM]
-    if len(models) > 1 or len(names) - len(models) > 1:
-        hints = (nearest_hint(str(name), (NGRAM,)) for name in models)
+    models, words = [], list[str]()
+    for each in names:
+        if each in (NGRAM, SUFFIX):
+            words.append(str(each))
+        else:
+            models.append(each)
+    if len(models) > 1 or len(words) > 1:
+        hints = (nearest_hint(str(each), (NGRAM, SUFFIX)) for each in models)
         raise ValueError(
-            f"draft is {str(draft)!r}; it may name one head or small model, and ngram{next(filter(None, hints), '')}"
+            f"draft is {str(draft)!r}; it may name one head or small model, and ngram or suffix"
+            f"{next(filter(None, hints), '')}"
         )
+    word = next(iter(words), None)
     if not models:
-        return None, bool(names)
+        return None, word
     (name,) = models
     if name in ("", "none", AUTO):
         alone = name or "none"
@@ -167,8 +180,8 @@ def _draft_sources(draft: str | Path | None, revision: str | None, is_demo: bool
         if not is_demo:
             raise ValueError(
                 f"draft {name!r} is the demo model's own head; give the folder or hub name of this model's, ngram, "
-                "none, or auto"
+                "suffix, none, or auto"
             )
-        return DEMO_HEADS[str(name)], len(names) > 1
-    words = (*DRAFT_WORDS, *(DEMO_HEADS if is_demo else ()), *map(str, HEADS.glob("*")))
-    return checkpoint_path(name, revision, known=words), len(names) > 1
+        return DEMO_HEADS[str(name)], word
+    known = (*DRAFT_WORDS, *(DEMO_HEADS if is_demo else ()), *map(str, HEADS.glob("*")))
+    return checkpoint_path(name, revision, known=known), word

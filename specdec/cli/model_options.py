@@ -36,7 +36,7 @@ NO_REVISIONS: dict[str, Any] = {"revision": None, "draft_revision": None}
 DRAFT_HELP = (
     "auto (the head that the model's config.json or card names, or that heads/ has for it, else ngram), eagle (which "
     "is eagle3) or dspark (the demo's heads), a head or small model by its folder or its org/name on the hub, ngram, "
-    "one of these and ngram (eagle,ngram), or none; default: auto."
+    "suffix (n-grams and earlier requests), one of these and ngram or suffix (eagle,suffix), or none; default: auto."
 )
 Model = Annotated[
     str | None,

@@ -61,7 +61,7 @@ def profile(
     # Report mistakes before importing torch.
     replace(default_shape("cpu"), **shape)
     engine_config(DEMO, None, settings)
-    if draft in ("none", "ngram"):
+    if draft in ("none", "ngram", "suffix"):
         raise ValueError(f"--draft {draft}: it has no probabilities; give a head or a small model")
     if plot is not None and find_spec("matplotlib") is None:
         raise ValueError("--plot needs matplotlib, which is not installed; run: pip install 'specdec[bench]'")

@@ -20,6 +20,7 @@ from specdec.core.outputs import (
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.chains import ChainSource, ChainTree
 from specdec.draft_heads.drafting.predicted_text import PredictedText
+from specdec.draft_heads.drafting.stored_chains import StoredText
 from specdec.kernels.types.block_table import BlockTable
 from specdec.text.detokenizer import Detokenizer
 from specdec.verify.sampling import Context, Sampling
@@ -79,6 +80,7 @@ class Request:
         draftable: bounds of its trees while no chain and no length narrows them, computed with its first tree.
         chain_sources: what knows draft tokens without a pass of a model.
         prediction: the predicted text, which is one of them.
+        stored: its own text in the store of texts, which is one of them.
         error: why it failed, if `finish_reason` is "error".
         logprobs: per output token, if asked for; may run ahead of the output within a step.
         prompt_logprobs: per prompt token scored so far, None for the first.
@@ -121,6 +123,7 @@ class Request:
     draftable: DraftableRow | None = field(default=None, repr=False)
     chain_sources: Sequence[ChainSource] = field(default=(), repr=False)
     prediction: PredictedText | None = field(default=None, repr=False)
+    stored: StoredText | None = field(default=None, repr=False)
     error: str | None = None
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
@@ -217,6 +220,8 @@ class Request:
             self.prediction.follow(self.token_ids)
             self.stats.accepted_prediction = self.prediction.num_accepted
             self.stats.rejected_prediction = self.prediction.num_rejected
+        if self.stored is not None:
+            self.stored.follow(self.token_ids, self.num_cached_prompt or 0, ended=self.finished)
         if num_drafted or self.is_traced:
             self.steps.append(Step(num_drafted, min(num_accepted, num_new)))
         return num_new

@@ -21,6 +21,7 @@ from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.draft_heads.drafting.chains import ChainRates, ChainSource
 from specdec.draft_heads.drafting.ngram_chains import NGramChains
 from specdec.draft_heads.drafting.predicted_text import PredictedText
+from specdec.draft_heads.drafting.stored_chains import DraftStore
 from specdec.draft_heads.drafting.structured_drafts import ForcedText
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.engine.chat_tools import ChatTools
@@ -60,6 +61,7 @@ class RequestMaker:
         draft_context: number of tokens from which on the draft model drafts nothing for a request.
         draft_identity: stands for a head that has replaced the one of the start. It enters the cache salts of requests,
             so that they do not share prefixes whose features and entries are another head's.
+        store: texts of earlier requests; None where nothing is drafted from them.
         makes_texts: whether requests need their text for more than stop strings; not on ranks beside the first.
     """
 
@@ -70,6 +72,7 @@ class RequestMaker:
     max_model_len: int
     draft_context: int = sys.maxsize
     draft_identity: str | None = None
+    store: DraftStore | None = None
     makes_texts: bool = True
     _has_warned: bool = False
     _ngram_rates: ChainRates = field(default_factory=ChainRates)
@@ -289,7 +292,7 @@ class RequestMaker:
             for index in range(params.n)
         ]
         for request in requests:
-            self._add_sources(request, predicted)
+            self._add_sources(request, predicted, cache_salt)
         return RequestGroup(group_id, add.text, tokens, requests)
 
     def _warn_of_no_drafts(self, add: Add) -> None:
@@ -322,7 +325,7 @@ class RequestMaker:
         """Makes the stop strings of a request. Those of the last ones are remembered: all its prompts have the same."""
         return lru_cache(_MOST_STOPS)(StopStrings)
 
-    def _add_sources(self, request: Request, predicted: list[int]) -> None:
+    def _add_sources(self, request: Request, predicted: list[int], cache_salt: str | None) -> None:
         """Give a request its sources of chains: first what its grammar forces, then the predicted text."""
         sources: list[ChainSource] = []
         if request.choices is not None:
@@ -335,7 +338,12 @@ class RequestMaker:
             request.prediction = PredictedText(predicted, request.num_prompt, rates)
             sources.append(request.prediction)
         if self.config.ngrams:
-            sources.append(NGramChains(self.config.shape.branching, ChainRates(self._ngram_rates)))
+            own: ChainSource = NGramChains(self.config.shape.branching, ChainRates(self._ngram_rates))
+            if self.store is not None:
+                adapter = None if request.adapter is None else request.adapter.identity
+                client = None if self.config.draft_store_shared else request.client
+                own = request.stored = self.store.open((cache_salt, adapter, client), own)
+            sources.append(own)
         request.chain_sources = sources
 
     def _tokens(self, prompt: PlainPrompt, is_truncated: bool) -> list[int]:

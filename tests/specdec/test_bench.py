@@ -250,7 +250,7 @@ def test_interrupted_run_leaves_nothing_behind(tiny: Tiny, monkeypatch: pytest.M
     [
         (["--draft", "ngram", "--draft", "ngram"], "--draft 'ngram' is given twice; leave one out"),
         (["--draft", "plain"], "--draft 'plain': plain decoding is always measured; leave it out"),
-        (["--draft", ":nodes=3"], "--draft is ':nodes=3'; it must be eagle, ngram, or a folder"),
+        (["--draft", ":nodes=3"], "--draft is ':nodes=3'; it must be eagle, ngram, suffix, or a folder"),
         (["--draft", "ngram:nodes"], "ngram:nodes: no such folder"),
         (["--draft", "ngram:nodes=3,"], "--draft 'ngram:nodes=3,': '' is no setting; write KEY=VALUE"),
         (["--draft", "ngram:size=3"], "no setting is called 'size'; it must be one of depth, branching, nodes"),
@@ -313,6 +313,18 @@ def test_failed_prompt_ends_the_benchmark(tiny: Tiny) -> None:
     nothing_allowed = SamplingParams(temperature=0, allowed_token_ids=[2], min_tokens=3)
     with pytest.raises(ValueError, match="the prompt of 2 tokens failed: no token can follow"):
         EngineContender(llm, nothing_allowed).run([[5, 6]])
+
+
+def test_a_round_drafts_from_its_own_requests_alone(tiny: Tiny) -> None:
+    prompts = [[5, 6, 7, 8, 9, 10], [11, 5, 6, 7, 8, 9, 10]]
+    llm = LLM(tiny.target, "suffix", dtype="float64", device="cpu", adaptive_drafts=False)
+    contender = EngineContender(llm, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
+    first, second = ([contender.run([prompt]).samples[0].stats for prompt in prompts] for _ in range(2))
+    assert first == second
+    # Without rounds, the engine knows the answer.
+    llm.generate(prompts[:1], contender.params, use_tqdm=False)
+    (again,) = llm.generate(prompts[:1], contender.params, use_tqdm=False)
+    assert again.stats.tau > first[0].tau
 
 
 def test_settings_of_a_mode() -> None:

@@ -130,6 +130,7 @@ def test_the_law_of_rejection_sampling_is_the_targets(world: World, draft: str, 
     ("draft", "message"),
     [
         ("ngram,ngram", "draft is 'ngram,ngram'; it may name one head or small model, and ngram"),
+        ("ngram,suffix", "draft is 'ngram,suffix'; it may name one head or small model, and ngram or suffix"),
         ("eagle,head", "draft is 'eagle,head'; it may name one head or small model, and ngram"),
         ("none,ngram", "draft is 'none,ngram'; it must be none alone, or sources separated by one comma"),
         ("ngram,", "draft is 'ngram,'; it must be none alone, or sources separated by one comma"),

@@ -61,7 +61,10 @@ def place(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 WRONG: dict[str, tuple[list[str], str]] = {
     "draft: word": (["--draft", "ngarm"], "ngarm: no such folder; the nearest is ngram"),
-    "draft: word of two": (["--draft", "{0}/head,ngarm"], "one head or small model, and ngram; the nearest is ngram"),
+    "draft: word of two": (
+        ["--draft", "{0}/head,ngarm"],
+        "one head or small model, and ngram or suffix; the nearest is ngram",
+    ),
     "draft: folder": (["--draft", "{0}/hed"], "{0}/hed: no such folder; the nearest is {0}/head"),
     "draft: of another target": (["--draft", "{tiny.wide_head}"], "reads states of size 64, but the target's .* is 32"),
     "draft: a model": (["--draft", "{0}/other"], "{0}/other: a whole model and no head, .* vocab_size 50 does not fit"),

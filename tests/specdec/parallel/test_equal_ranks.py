@@ -65,7 +65,7 @@ def disk(folder: Path) -> dict[str, Any]:
 @given(
     events=events,
     drafter=st.sampled_from(["none", "eagle", "eagle3", "dspark", "llama"]),
-    ngrams=st.booleans(),
+    text=st.sampled_from([None, "ngram", "suffix"]),
     rule=st.sampled_from(["coupled", "coupled", "rejection"]),
     shape=shapes,
     seats=st.integers(1, 6),
@@ -82,7 +82,7 @@ def test_drawn_commands(
     others: WholeRanks,
     events: list[Any],
     drafter: str,
-    ngrams: bool,
+    text: str | None,
     rule: str,
     shape: Any,
     seats: int,
@@ -94,7 +94,7 @@ def test_drawn_commands(
     connector: str | None,
 ) -> None:
     own = world.draft(drafter)
-    sources = [*([str(own)] if own else []), *(["ngram"] if ngrams else [])]
+    sources = [*([str(own)] if own else []), *([text] if text else [])]
     kinds = {None: None, "host": HOST, "disk": disk(tmp_path_factory.mktemp("blocks"))}
     kinds["layers"] = {**HOST, "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 17, "use_layerwise": True}}
     with whole_ranks(others):
@@ -115,6 +115,8 @@ def test_drawn_commands(
             max_queued_requests=queue,
             enable_lora=True,
             max_loras=2,
+            # So small that it gives up texts.
+            draft_store_tokens=1024,
             max_lora_rank=17,
             kv_transfer_config=kinds[connector],
         )

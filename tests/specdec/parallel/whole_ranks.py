@@ -50,6 +50,7 @@ def state_of(engine: LLMEngine, groups: list[RequestGroup]) -> dict[str, Any]:
             for group in groups
             for request in group.requests
         ],
+        "drafts": [plain(request.stored) for group in groups for request in group.requests],
         "stats": repr(scheduler.stats()),
         "queues": [(request.request_id, request.block_table, request.rank) for request in scheduler.queues],
         "blocks": {name: (pool.num_free, list(pool._hashes)) for name, pool in pools.items()},
