@@ -26,8 +26,8 @@ class BenchSettings:
     )
     dataset: str = setting(
         "demo",
-        "demo, or a JSONL file: prompt, messages, conversation or turns (its first, as in Spec-Bench) in each line; "
-        "a category gives figures per category.",
+        "demo, or a JSONL file: prompt, messages, conversation or turns (its first, as in Spec-Bench) in each line, or "
+        "SPEED-Bench's; a category gives figures per category.",
         metavar="demo|FILE",
     )
     num_prompts: int | None = setting(None, "Most prompts of each category.", least=1, shown_default="all")
