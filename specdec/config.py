@@ -1,5 +1,6 @@
 """Settings of an engine. Pure Python, so that the command line shows them without waiting for torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -23,7 +24,6 @@ DEMO = Path(__file__).parent / "demo"
 # The demo target's heads by the names that drafts may have; the first one drafts by default.
 DEMO_HEADS = {"eagle": DEMO / "eagle3", "eagle3": DEMO / "eagle3", "dspark": DEMO / "dspark"}
 DEMO_HEAD = DEMO_HEADS["eagle"]
-NGRAM = "ngram"
 # The head that the model names or that was shipped for it, or else n-grams.
 AUTO = "auto"
 # Tokens; a table of rotary embeddings has a row for each.
@@ -33,7 +33,7 @@ EAGLE2_SHAPE = DraftShape(6, 10, 60)
 # On a CPU, where every row and level costs: the best of `benchmarks/tree_shapes.py`.
 CPU_SHAPE = DraftShape(6, 3, 8, min_reach=0.6)
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
-Verify = Literal["coupled", "rejection"]
+BUILT_IN_RULES = ("coupled", "rejection")
 ExecutorBackend = Literal["mp", "ray"]
 
 
@@ -65,7 +65,27 @@ class EngineConfig:
     speculative_method: str | None = setting(
         None, "What `speculative_config` says the draft model is; one of another kind drafts, and is told of.", flags=""
     )
-    ngrams: bool = setting(False, "Whether continuations in the text itself are drafted (prompt lookup).", flags="")
+    chains: tuple[str, ...] = setting(
+        (),
+        "Draft sources beside a draft model, or in its place: ngram (prompt lookup), and those of plug-ins.",
+        flags="",
+    )
+    draft_options: Sequence[str] = setting(
+        (),
+        "Option of a draft source that a plug-in brings; repeatable.",
+        metavar="SOURCE=VALUE",
+        flags="--draft-option",
+        panel="Drafts",
+        shown_default="the source's own",
+    )
+    plugins: Sequence[str] = setting(
+        (),
+        "Python module, or name of an installed package's entry point in the group specdec.plugins, that registers "
+        "head kinds, draft sources or acceptance rules; every process imports it; repeatable.",
+        metavar="MODULE",
+        flags="--plugin",
+        shown_default="none",
+    )
     tokenizer: Path | None = setting(
         None, "The tokenizer: a folder, or org/name on the hub.", flags="", shown_default="the model's"
     )
@@ -86,7 +106,12 @@ class EngineConfig:
     )
     device: str = setting("auto", "auto, cpu or cuda.", panel="Model")
     shape: DraftShape = setting(EAGLE2_SHAPE, "Bounds of draft trees.", flags="")
-    verify: Verify = setting("coupled", "Acceptance rule: coupled or rejection.", panel="Drafts")
+    verify: str = setting(
+        "coupled",
+        "Acceptance rule: coupled or rejection, or one of a plug-in.",
+        panel="Drafts",
+        metavar="coupled|rejection|NAME",
+    )
     logprobs_mode: LogprobsMode = setting(
         "raw_logprobs", "raw_logprobs of the model, or processed_logprobs after all sampling parameters.", flags=""
     )
@@ -231,6 +256,12 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.verify not in BUILT_IN_RULES and not self.plugins:
+            known = ", ".join(BUILT_IN_RULES)
+            raise ValueError(f"verify is {self.verify!r}; it must be one of {known}, or come with a plugin")
+        for each in self.draft_options:
+            if not all(each.partition("=")):
+                raise ValueError(f"draft_options has {each!r}; it must be SOURCE=VALUE")
         if self.block_size % 8:
             raise ValueError(f"block_size is {self.block_size}; it must be a multiple of 8")
         if self.kv_transfer_config is not None:
@@ -273,7 +304,7 @@ class EngineConfig:
     @property
     def sources(self) -> str | None:
         """Draft sources as `LLM` takes them, None for none."""
-        return ",".join([*([str(self.draft)] if self.draft else []), *([NGRAM] if self.ngrams else [])]) or None
+        return ",".join([*([str(self.draft)] if self.draft else []), *self.chains]) or None
 
     @property
     def tree_in_words(self) -> str:

@@ -25,10 +25,14 @@ class ChainRates:
     Args:
         source: rates of the same source over all requests, which learn what these learn and are their prior; None for
             those themselves.
+
+    Attributes:
+        tokens, right: number of tokens whose place in the output is known, and of those that were right.
     """
 
     def __init__(self, source: "ChainRates | None" = None) -> None:
         self.source = source
+        self.tokens = self.right = 0
         self._memory = MEMORY if source is None else MEMORY_OF_ONE
         # The last entry is that of `ELSEWHERE`.
         self._hits = [0.0] * (LONGEST_MATCH + 2)
@@ -43,6 +47,7 @@ class ChainRates:
     def learn(self, match: int, accepted: bool) -> None:
         """Add a token whose place in the output is known."""
         place, kept = min(match, LONGEST_MATCH), 1 - 1 / self._memory
+        self.tokens, self.right = self.tokens + 1, self.right + accepted
         self._hits[place] = kept * self._hits[place] + accepted
         self._tries[place] = kept * self._tries[place] + 1
         if self.source is not None:

@@ -25,11 +25,13 @@ from specdec.draft_heads.llama.checkpoint_files import (
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.weight_files import read_tensors
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.types.registry import Registry
 
-# By name. The first that recognises a folder describes it.
-KINDS: dict[str, HeadKind[Any, Any]] = {
-    kind.name: kind for kind in (Eagle3Kind(), DSparkKind(), DominoKind(), DFlash2Kind(), DFlashKind(), EagleKind())
-}
+# By name. The first that recognises a folder describes it; a plug-in's come before the built-in ones.
+KINDS: Registry[HeadKind[Any, Any]] = Registry(
+    "head kind",
+    {kind.name: kind for kind in (Eagle3Kind(), DSparkKind(), DominoKind(), DFlash2Kind(), DFlashKind(), EagleKind())},
+)
 
 
 def load_head(folder: Path, target: TargetParts, kernels: KernelSet, window: int | None = None) -> LoadedHead:

@@ -1,6 +1,6 @@
 """Keywords of `LLM`, and the `EngineConfig` that they make. Pure Python: the command line checks options by it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypedDict
@@ -64,6 +64,8 @@ class LLMSettings(TypedDict, total=False):
     max_loras: int | None
     max_lora_rank: int | None
     draft_window_size: int | None
+    draft_options: Sequence[str]
+    plugins: Sequence[str]
     collect_drafts: str | Path | None
     collect_drafts_share: float
     collect_drafts_limit: float
@@ -93,12 +95,17 @@ def engine_config(model: Path, draft: Path | None, settings: dict[str, Any]) -> 
     for name, example in {"scheduler": "max_num_seqs", "limits": "max_bad_words"}.items():
         if name in others:
             raise ValueError(f"{name} is no keyword; give its settings, such as {example}")
-    if "ngrams" in others:
-        raise ValueError('unknown keyword ngrams; use draft="ngram"')
+    if "chains" in others:
+        raise ValueError('unknown keyword chains; use draft="ngram"')
     known = LLMSettings.__annotations__
     for name in others:
         if name not in known:
             raise unknown_name("LLM", name, [*known, "speculative_config"])
+    for name in ("plugins", "draft_options"):
+        if isinstance(given := others.get(name, ()), str) or not all(isinstance(each, str) for each in given):
+            raise ValueError(f"{name} is {given!r}; it must be a list of texts")
+        if name in others:
+            others[name] = tuple(given)
     for name in ("tokenizer", "collect_drafts"):
         if others.get(name) is not None:
             others[name] = Path(others[name])

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 from specdec.building.checkpoint_checks import check_draft, check_split, check_target
 from specdec.building.llm_settings import engine_config
 from specdec.building.named_checkpoints import named_head, named_target
+from specdec.building.plugins import import_plugins
 from specdec.building.shipped_heads import HEADS, shipped_head
-from specdec.config import AUTO, DEMO, DEMO_HEAD, DEMO_HEADS, NGRAM, EngineConfig, default_shape, draft_names
+from specdec.config import AUTO, DEMO, DEMO_HEAD, DEMO_HEADS, EngineConfig, default_shape, draft_names
 from specdec.core.device import name_of, resolve_device, resolve_dtype
+from specdec.draft_heads.drafting.chain_sources import NGRAM, SOURCES, prepared_sources
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.formats.block_settings import block_rows
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
@@ -20,6 +22,7 @@ from specdec.draft_heads.llama.unreadable_files import nearest_hint
 from specdec.models.checkpoint import check_tokenizer
 from specdec.models.hub import checkpoint_path, shown_path
 from specdec.parallel.rank_layout import RankLayout
+from specdec.verify.verifier import RULES
 
 logger = logging.getLogger(__name__)
 DRAFT_WORDS = (AUTO, NGRAM, "none")
@@ -31,12 +34,12 @@ class Sources(NamedTuple):
     Attributes:
         model: the target's folder.
         draft: folder of the draft model; None for none.
-        ngrams: whether n-grams of the text are drafted.
+        chains: draft sources beside it, by name.
     """
 
     model: Path
     draft: Path | None
-    ngrams: bool
+    chains: tuple[str, ...] = ()
 
 
 def resolved_config(model: str | Path | None, draft: str | Path | None, settings: Mapping[str, Any]) -> EngineConfig:
@@ -53,6 +56,8 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
     if not isinstance(shape, DraftShape | Mapping | None):
         raise ValueError(f"shape is {shape!r}; it must be a DraftShape, some of its fields, or None")
     config = engine_config(DEMO / "target", None, given)
+    import_plugins(config.plugins)
+    RULES.named(config.verify, "verify")
     device = resolve_device(config.device)
     sources, tokenizer = _checked_sources(model, draft, config), None
     if config.tokenizer is not None:
@@ -63,11 +68,13 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
         # The levels are all drafted by one pass, so that none costs more.
         deepest = {} if rows is None else {"depth": rows}
         shape = replace(default_shape(device.type), **{**deepest, **(shape or {})})
+    # Refuses wrong options before anything is loaded.
+    prepared_sources(sources.chains, shape, config.draft_options)
     return replace(
         config,
         model=sources.model,
         draft=sources.draft,
-        ngrams=sources.ngrams,
+        chains=sources.chains,
         tokenizer=tokenizer,
         device=str(device),
         dtype=name_of(resolve_dtype(config.dtype, device)),
@@ -105,7 +112,7 @@ def _checked_sources(model: str | Path | None, draft: str | Path | None, config:
 def _drafting_for(target: Path, head: Path) -> Sources:
     """Return a head, which was given as the model, and the target that it names; it is logged."""
     logger.info("%s is a head: it drafts for the target that it names, %s", shown_path(head), shown_path(target))
-    return Sources(target, head, False)
+    return Sources(target, head)
 
 
 def _automatic(checkpoint: Path, sizes: LlamaConfig) -> Sources:
@@ -117,7 +124,7 @@ def _automatic(checkpoint: Path, sizes: LlamaConfig) -> Sources:
     if head is not None:
         if head != DEMO_HEAD:
             logger.info("drafts: %s, the head that %s names", shown_path(head), name)
-        return Sources(checkpoint, head, False)
+        return Sources(checkpoint, head)
     shipped = shipped_head(checkpoint, sizes)
     if shipped is not None and shipped.is_named:
         logger.info(
@@ -125,7 +132,7 @@ def _automatic(checkpoint: Path, sizes: LlamaConfig) -> Sources:
             "or none",
             *(shipped.folder, shipped.made_for, name),
         )
-        return Sources(checkpoint, shipped.folder, True)
+        return Sources(checkpoint, shipped.folder, (NGRAM,))
     if shipped is not None:
         why = (
             f"names no head. The shipped one for {shipped.made_for} fits its sizes: if it is that model, give --draft "
@@ -136,29 +143,33 @@ def _automatic(checkpoint: Path, sizes: LlamaConfig) -> Sources:
     else:
         why = "names no head; --draft takes one, or none. Shipped heads are in specdec's repository alone, under heads/"
     logger.info("drafts: ngram (prompt lookup), since %s %s", name, why)
-    return Sources(checkpoint, None, True)
+    return Sources(checkpoint, None, (NGRAM,))
 
 
 def _given_sources(model: str | Path | None, draft: str | Path | None, config: EngineConfig) -> Sources:
     """Return the draft sources that a user named, and the target: the user's, the head's, or the demo's."""
-    head, ngrams = _draft_sources(draft, config.draft_revision, is_demo=model is None)
+    head, chains = _draft_sources(draft, config.draft_revision, is_demo=model is None)
     if model is not None:
-        return Sources(checkpoint_path(model, config.revision), head, ngrams)
+        return Sources(checkpoint_path(model, config.revision), head, chains)
     target = named_target(head) if head is not None else None
-    return Sources(target or DEMO / "target", head, ngrams)
+    return Sources(target or DEMO / "target", head, chains)
 
 
-def _draft_sources(draft: str | Path | None, revision: str | None, is_demo: bool) -> tuple[Path | None, bool]:
-    """Return the folder of the draft model, and whether n-grams of the text are drafted."""
+def _draft_sources(
+    draft: str | Path | None, revision: str | None, is_demo: bool
+) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the folder of the draft model, and the names of the other draft sources."""
     names = draft_names(draft)
-    models = [name for name in names if name != NGRAM]
-    if len(models) > 1 or len(names) - len(models) > 1:
-        hints = (nearest_hint(str(name), (NGRAM,)) for name in models)
+    chains = tuple(str(name) for name in names if name in SOURCES)
+    models = [name for name in names if name not in SOURCES]
+    if len(models) > 1 or len(set(chains)) < len(chains):
+        hints = (nearest_hint(str(name), tuple(SOURCES)) for name in models)
         raise ValueError(
-            f"draft is {str(draft)!r}; it may name one head or small model, and ngram{next(filter(None, hints), '')}"
+            f"draft is {str(draft)!r}; it may name one head or small model, and {' and '.join(sorted(SOURCES))}"
+            f"{next(filter(None, hints), '')}"
         )
     if not models:
-        return None, bool(names)
+        return None, chains
     (name,) = models
     if name in ("", "none", AUTO):
         alone = name or "none"
@@ -169,6 +180,6 @@ def _draft_sources(draft: str | Path | None, revision: str | None, is_demo: bool
                 f"draft {name!r} is the demo model's own head; give the folder or hub name of this model's, ngram, "
                 "none, or auto"
             )
-        return DEMO_HEADS[str(name)], len(names) > 1
-    words = (*DRAFT_WORDS, *(DEMO_HEADS if is_demo else ()), *map(str, HEADS.glob("*")))
-    return checkpoint_path(name, revision, known=words), len(names) > 1
+        return DEMO_HEADS[str(name)], chains
+    words = (*DRAFT_WORDS, *SOURCES, *(DEMO_HEADS if is_demo else ()), *map(str, HEADS.glob("*")))
+    return checkpoint_path(name, revision, known=words), chains
