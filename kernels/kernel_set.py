@@ -16,7 +16,6 @@ from specdec.kernels.native.library import NOT_BUILT, Library, library_file
 from specdec.kernels.native.operations import NativeLayer, NativeOperations, NativeProjection
 from specdec.kernels.native.packed_quantized import GROUP
 from specdec.kernels.native.target import NativeTarget
-from specdec.kernels.native.text_store import NativeTextStore
 from specdec.kernels.native.walks import NativeWalks
 from specdec.kernels.reference import elementwise as elementwise_reference
 from specdec.kernels.reference import grouped_lora as grouped_lora_reference
@@ -26,7 +25,6 @@ from specdec.kernels.reference import rotary_store as rotary_store_reference
 from specdec.kernels.reference import tree_attention as tree_attention_reference
 from specdec.kernels.reference.projection import Projection
 from specdec.kernels.reference.sampling import HostSampling
-from specdec.kernels.reference.text_store import PythonTextStore
 from specdec.kernels.triton.walks import DeviceWalks
 from specdec.kernels.types.adapters import GroupedLoRA
 from specdec.kernels.types.draft_trees import Walks, at_once
@@ -34,7 +32,6 @@ from specdec.kernels.types.fused import FusedPasses
 from specdec.kernels.types.product import Product
 from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.types.settings import KernelChoice, Quantization
-from specdec.kernels.types.text_store import TextStore
 from specdec.kernels.types.types import DTYPES, Candidates, KernelLimits, NoiseRows, NoiseSource, Stream, TopK
 
 logger = logging.getLogger(__name__)
@@ -61,7 +58,6 @@ class KernelSet:
         torch_threads: threads that torch's operations may use beside these; None for all. Torch's threads spin for
             milliseconds after an operation, and keep threads of our own from their processors.
         noise: source of sampled rows' noise; None where the operations make it themselves.
-        text_store: makes a store of so many tokens, which the host searches.
     """
 
     name: str
@@ -84,7 +80,6 @@ class KernelSet:
     limits: KernelLimits = field(default_factory=KernelLimits)
     torch_threads: int | None = None
     noise: NoiseSource | None = None
-    text_store: Callable[[int], TextStore] = PythonTextStore
 
     @contextmanager
     def limited_threads(self) -> Iterator[None]:
@@ -180,7 +175,6 @@ def native_kernels(noise: NoiseSource, library: Library, quantization: Quantizat
         walks=Walks(at_once(walks.coupled_walk), at_once(walks.rejection_walk)),
         limits=KernelLimits(rounded_group=GROUP if quantization == "q8" else None),
         torch_threads=1,
-        text_store=NativeTextStore,
         rms_norm=operations.rms_norm,
         tree_attention=operations.tree_attention,
         filter_logits=operations.filter_logits,
@@ -294,5 +288,4 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
             max_nodes=tree_attention.MAX_WORDS * WORD_BITS,
             max_group=tree_attention.MAX_GROUP,
         ),
-        text_store=PythonTextStore if library_file() is None else NativeTextStore,
     )

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from specdec.core.outputs import LogprobsMode
 from specdec.core.request_limits import RequestLimits
+from specdec.draft_heads.drafting.chain_sources import SUFFIX
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.kernels.types.settings import (
     MAX_WHOLE,
@@ -24,7 +25,6 @@ DEMO = Path(__file__).parent / "demo"
 # The demo target's heads by the names that drafts may have; the first one drafts by default.
 DEMO_HEADS = {"eagle": DEMO / "eagle3", "eagle3": DEMO / "eagle3", "dspark": DEMO / "dspark"}
 DEMO_HEAD = DEMO_HEADS["eagle"]
-NGRAM, SUFFIX = "ngram", "suffix"
 # The head that the model names or that was shipped for it, or else n-grams.
 AUTO = "auto"
 # Tokens; a table of rotary embeddings has a row for each.
@@ -34,7 +34,7 @@ EAGLE2_SHAPE = DraftShape(6, 10, 60)
 # On a CPU, where every row and level costs: the best of `benchmarks/tree_shapes.py`.
 CPU_SHAPE = DraftShape(6, 3, 8, min_reach=0.6)
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
-Verify = Literal["coupled", "rejection"]
+BUILT_IN_RULES = ("coupled", "rejection")
 ExecutorBackend = Literal["mp", "ray"]
 
 
@@ -66,8 +66,28 @@ class EngineConfig:
     speculative_method: str | None = setting(
         None, "What `speculative_config` says the draft model is; one of another kind drafts, and is told of.", flags=""
     )
-    ngrams: bool = setting(False, "Whether continuations in the text itself are drafted (prompt lookup).", flags="")
-    suffix: bool = setting(False, "Whether continuations in earlier requests are drafted too.", flags="")
+    chains: tuple[str, ...] = setting(
+        (),
+        "Draft sources beside a draft model, or in its place: ngram (prompt lookup), suffix (and earlier requests), "
+        "and those of plug-ins.",
+        flags="",
+    )
+    draft_options: Sequence[str] = setting(
+        (),
+        "Option of a draft source that a plug-in brings; repeatable.",
+        metavar="SOURCE=VALUE",
+        flags="--draft-option",
+        panel="Drafts",
+        shown_default="the source's own",
+    )
+    plugins: Sequence[str] = setting(
+        (),
+        "Python module, or name of an installed package's entry point in the group specdec.plugins, that registers "
+        "head kinds, draft sources or acceptance rules; every process imports it; repeatable.",
+        metavar="MODULE",
+        flags="--plugin",
+        shown_default="none",
+    )
     draft_store_tokens: int = setting(
         1_000_000,
         "Tokens of earlier requests and of --draft-corpus that --draft suffix keeps, 41.5 bytes of memory each; the "
@@ -109,7 +129,12 @@ class EngineConfig:
     )
     device: str = setting("auto", "auto, cpu or cuda.", panel="Model")
     shape: DraftShape = setting(EAGLE2_SHAPE, "Bounds of draft trees.", flags="")
-    verify: Verify = setting("coupled", "Acceptance rule: coupled or rejection.", panel="Drafts")
+    verify: str = setting(
+        "coupled",
+        "Acceptance rule: coupled or rejection, or one of a plug-in.",
+        panel="Drafts",
+        metavar="coupled|rejection|NAME",
+    )
     logprobs_mode: LogprobsMode = setting(
         "raw_logprobs", "raw_logprobs of the model, or processed_logprobs after all sampling parameters.", flags=""
     )
@@ -254,6 +279,12 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.verify not in BUILT_IN_RULES and not self.plugins:
+            known = ", ".join(BUILT_IN_RULES)
+            raise ValueError(f"verify is {self.verify!r}; it must be one of {known}, or come with a plugin")
+        for each in self.draft_options:
+            if not all(each.partition("=")):
+                raise ValueError(f"draft_options has {each!r}; it must be SOURCE=VALUE")
         if self.block_size % 8:
             raise ValueError(f"block_size is {self.block_size}; it must be a multiple of 8")
         if self.kv_transfer_config is not None:
@@ -296,12 +327,12 @@ class EngineConfig:
     @property
     def sources(self) -> str | None:
         """Draft sources as `LLM` takes them, None for none."""
-        return ",".join([*([str(self.draft)] if self.draft else []), *self.chain_sources]) or None
+        return ",".join([*([str(self.draft)] if self.draft else []), *self.chains]) or None
 
     @property
-    def chain_sources(self) -> list[str]:
-        """What is drafted without a model, as `LLM` takes it: one word or none."""
-        return [SUFFIX] if self.suffix else [NGRAM] if self.ngrams else []
+    def drafts_from_store(self) -> bool:
+        """Whether drafts come from a store of earlier requests too."""
+        return SUFFIX in self.chains
 
     @property
     def tree_in_words(self) -> str:

@@ -126,6 +126,14 @@ def nan_cache() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def untried_drafts() -> Iterator[None]:
+    """No engine tries its drafts at start: heads in tests are random, which it would tell of each time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specdec.building.engine_builder.check_first_drafts", lambda *_: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def short_measurements() -> Iterator[None]:
     """Every engine measures its steps once instead of seven times or more: that took longer than what is tested."""
     with pytest.MonkeyPatch.context() as patch:

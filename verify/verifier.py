@@ -1,18 +1,19 @@
 """The acceptance rules: which draft tokens are kept, and the target's own token after them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.types.draft_trees import DraftTrees, OnWalk, PreparedWalk
+from specdec.kernels.types.draft_trees import DraftTrees, OnWalk, PreparedWalk, at_once
+from specdec.kernels.types.registry import Registry
 from specdec.kernels.types.types import Acceptance, NoiseKey, NoiseRows, NoiseSource
 from specdec.kernels.types.upload import Packet
-from specdec.verify.host_walks import host_coupled_walk, host_walk
-from specdec.verify.noise import noise_key
+from specdec.verify.host_walks import Rule, host_coupled_walk, host_walk, walk_rows
+from specdec.verify.noise import GumbelNoise, noise_key
 from specdec.verify.rejection import walk_rejection
 from specdec.verify.sampling import Context
 from specdec.verify.transforms import NodeRows, processed_logits
@@ -64,11 +65,16 @@ class RejectionVerifier:
 
     Args:
         kernels: operations of the device.
+        rule: another rule over p and the tree, which runs on the host; None for this one.
     """
 
-    def __init__(self, kernels: KernelSet) -> None:
+    def __init__(self, kernels: KernelSet, rule: Rule | None = None) -> None:
         self.kernels = kernels
-        self.walk = kernels.walks.rejection or host_walk(walk_rejection, _noise_of(kernels).uniforms)
+        if rule is None:
+            self.walk = kernels.walks.rejection or host_walk(walk_rejection, _noise_of(kernels).uniforms)
+        else:
+            own = partial(walk_rows, rule, uniforms=GumbelNoise.uniforms)
+            self.walk = at_once(lambda scores, trees, noise: own(scores.cpu(), trees.read(), noise.keys))
 
     def prepare(
         self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet, on_walk: OnWalk | None = None
@@ -100,9 +106,38 @@ def verify_at_once(
     return prepared(logits)
 
 
-def verifier_of(rule: Literal["coupled", "rejection"], kernels: KernelSet) -> Verifier:
-    """Return the verifier of an acceptance rule."""
-    return CoupledVerifier(kernels) if rule == "coupled" else RejectionVerifier(kernels)
+class AcceptanceRule(NamedTuple):
+    """An acceptance rule.
+
+    Attributes:
+        make: returns its verifier.
+        draws: whether drafts must be drawn from q, which the trees then hold; else they are chosen with the noise of
+            the coupled rule.
+        is_lossy: whether outputs may follow another distribution than the target's. The names of such rules begin with
+            `LOSSY`, so that settings, logs and results say it.
+    """
+
+    make: Callable[[KernelSet], Verifier]
+    draws: bool = False
+    is_lossy: bool = False
+
+
+LOSSY = "lossy-"
+
+
+def _check_rule(name: str, rule: AcceptanceRule) -> None:
+    if rule.is_lossy != name.startswith(LOSSY):
+        must = "begins" if rule.is_lossy else "does not begin"
+        raise ValueError(
+            f"acceptance rule {name!r}: the name of a rule with is_lossy={rule.is_lossy} {must} with lossy-"
+        )
+
+
+RULES: Registry[AcceptanceRule] = Registry(
+    "acceptance rule",
+    {"coupled": AcceptanceRule(CoupledVerifier), "rejection": AcceptanceRule(RejectionVerifier, draws=True)},
+    _check_rule,
+)
 
 
 def _noise_of(kernels: KernelSet) -> NoiseSource:

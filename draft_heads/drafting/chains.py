@@ -27,10 +27,14 @@ class ChainRates:
             those themselves.
         shorter: tokens by which a match in the request's own text may be shorter and as much worth, of rates without
             measurements.
+
+    Attributes:
+        tokens, right: number of tokens whose place in the output is known, and of those that were right.
     """
 
     def __init__(self, source: "ChainRates | None" = None, shorter: int = 0) -> None:
         self.source, self._shorter = source, shorter
+        self.tokens = self.right = 0
         self._memory = MEMORY if source is None else MEMORY_OF_ONE
         # The last entry is that of `ELSEWHERE`.
         self._hits = [0.0] * (LONGEST_MATCH + 2)
@@ -45,6 +49,7 @@ class ChainRates:
     def learn(self, match: int, accepted: bool) -> None:
         """Add a token whose place in the output is known."""
         place, kept = min(match, LONGEST_MATCH), 1 - 1 / self._memory
+        self.tokens, self.right = self.tokens + 1, self.right + accepted
         self._hits[place] = kept * self._hits[place] + accepted
         self._tries[place] = kept * self._tries[place] + 1
         if self.source is not None:

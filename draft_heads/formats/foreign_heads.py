@@ -30,6 +30,12 @@ TAKE_PLAIN = "take a DFlash, DSpark or Domino head of the same target"
 
 FOREIGN = (
     ForeignHead(
+        "an EAGLE-4 head",
+        words=r"eagle-?4",
+        reason="its licence, which is no open one, forbids other engines to serve it or to take over how it works; "
+        "take an EAGLE-3, DFlash or DSpark head of the same target",
+    ),
+    ForeignHead(
         "a P-EAGLE head",
         words="peagle",
         tensors=r"\bmask_hidden\b",
@@ -63,6 +69,7 @@ FOREIGN = (
         r"\bexperts\.|block_sparse_moe",
     ),
     ForeignHead("an EAGLE head with latent attention (MLA)", tensors=r"\bkv_a_proj"),
+    # Those in 8-bit floats have been dequantised.
     ForeignHead(
         "a quantised EAGLE head", ("quantization_config",), tensors=r"\.(qweight|qzeros|weight_scale|weight_packed)\b"
     ),

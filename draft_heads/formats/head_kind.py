@@ -171,21 +171,21 @@ class HeadKind(ABC, Generic[C, H]):
     def build(self, description: HeadDescription[C], target: TargetParts, kernels: KernelSet) -> LoadedHead:
         """Build a described head from tensors with values, on the target's device and in its dtype."""
 
-    @abstractmethod
     def check_official(self, description: HeadDescription[C]) -> None:
         """Check that the official layout has a place for each of a head's matrices.
 
         Raises:
-            CheckpointError: it has none for a matrix of the head, or asks for one that the head lacks.
+            CheckpointError: it has none for a matrix of the head, or asks for one that the head lacks; by default.
         """
+        raise CheckpointError(f"{description.label} heads have no official layout")
 
-    @abstractmethod
-    def official(self, head: H) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return config.json and tensors of a head in the official layout.
+    def official(self, head: H) -> tuple[dict[str, Any], dict[str, Tensor]]:  # noqa: ARG002
+        """Return config.json and tensors of a head in the official layout; by default it is not written.
 
         Raises:
-            ValueError: the head has a setting that the layout cannot express.
+            ValueError: the head has a setting that the layout cannot express, or its kind has no such layout.
         """
+        raise ValueError(f"{self.label} heads have no official layout")
 
     def speculators(self, head: H, verifier: str | None) -> tuple[dict[str, Any], dict[str, Tensor]]:  # noqa: ARG002
         """Return config.json and tensors of a head in speculators' layout; by default it is not written.

@@ -13,6 +13,7 @@ from specdec.draft_heads.formats.foreign_heads import foreign_kind
 from specdec.draft_heads.formats.head_kind import HeadDescription, HeadKind, LoadedHead
 from specdec.draft_heads.formats.head_settings import HeadSettings
 from specdec.draft_heads.formats.head_tensors import HeadTensors
+from specdec.draft_heads.formats.quantized_head import is_fp8, plain_weights
 from specdec.draft_heads.heads.draft_head import TargetParts
 from specdec.draft_heads.llama.checkpoint_files import (
     CheckpointError,
@@ -24,11 +25,13 @@ from specdec.draft_heads.llama.checkpoint_files import (
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.weight_files import read_tensors
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.types.registry import Registry
 
-# By name. The first that recognises a folder describes it.
-KINDS: dict[str, HeadKind[Any, Any]] = {
-    kind.name: kind for kind in (Eagle3Kind(), DSparkKind(), DominoKind(), DFlash2Kind(), DFlashKind(), EagleKind())
-}
+# By name. The first that recognises a folder describes it; a plug-in's come before the built-in ones.
+KINDS: Registry[HeadKind[Any, Any]] = Registry(
+    "head kind",
+    {kind.name: kind for kind in (Eagle3Kind(), DSparkKind(), DominoKind(), DFlash2Kind(), DFlashKind(), EagleKind())},
+)
 
 
 def load_head(folder: Path, target: TargetParts, kernels: KernelSet, window: int | None = None) -> LoadedHead:
@@ -81,10 +84,12 @@ def read_head(folder: Path) -> HeadDescription[Any]:
     """
     settings = read_config(folder)
     with error_context(folder):
-        _refuse_foreign(settings)
+        # What is quantised otherwise is refused by name.
+        own = {**settings, "quantization_config": None} if is_fp8(settings) else settings
+        _refuse_foreign(own)
     tensors = read_tensors(folder)
     with error_context(folder):
-        return _recognise(settings, tensors)
+        return _recognise(own, plain_weights(settings, tensors))
 
 
 def _recognise(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> HeadDescription[Any]:

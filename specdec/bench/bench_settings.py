@@ -26,8 +26,8 @@ class BenchSettings:
     )
     dataset: str = setting(
         "demo",
-        "demo, or a JSONL file: prompt, messages, conversation or turns (its first, as in Spec-Bench) in each line; "
-        "a category gives figures per category.",
+        "demo, or a JSONL file: prompt, messages, conversation or turns (its first, as in Spec-Bench) in each line, or "
+        "SPEED-Bench's; a category gives figures per category.",
         metavar="demo|FILE",
     )
     num_prompts: int | None = setting(None, "Most prompts of each category.", least=1, shown_default="all")
@@ -65,7 +65,7 @@ class LatencySettings(BenchSettings):
     peer: Sequence[str] = setting(
         (),
         "Another engine to measure on the same checkpoint and prompts, at temperature 0; repeatable; transformers, "
-        "llama.cpp, llama-server or vllm, with drafts if they are named (transformers:ngram).",
+        "llama.cpp, llama-server, xllamacpp or vllm, with drafts if they are named (transformers:ngram).",
         metavar="NAME[:DRAFT][:KEY=VALUE,...]",
         shown_default="none",
     )

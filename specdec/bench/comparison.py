@@ -15,10 +15,12 @@ from specdec.bench.peers import ADAPTERS, PeerMode, PeerSetup, load_peer
 from specdec.bench.prompt_file import GivenPrompt
 from specdec.bench.timed_run import Contender, EngineContender
 from specdec.building.named_checkpoints import named_target
+from specdec.building.plugins import import_plugins
 from specdec.building.resolved_config import DRAFT_WORDS, resolved_config
 from specdec.config import DEMO_HEADS, EngineConfig, default_shape, draft_names
 from specdec.core.device import resolve_device
 from specdec.core.sampling_params import SamplingParams
+from specdec.draft_heads.drafting.chain_sources import SOURCES
 from specdec.llm import LLM
 from specdec.models.checkpoint import check_tokenizer
 from specdec.models.hub import checkpoint_path
@@ -159,9 +161,10 @@ def _config(comparison: Comparison, mode: Mode) -> tuple[EngineConfig, dict[str,
 
 def _named_target(comparison: Comparison) -> Path | None:
     """Return the target that a head among the drafts names, which all modes share."""
+    import_plugins(comparison.settings.get("plugins", ()))
     for mode in comparison.modes:
         revision = {**comparison.settings, **mode.settings}.get("draft_revision")
-        words = (*DRAFT_WORDS, *DEMO_HEADS)
+        words = (*DRAFT_WORDS, *SOURCES, *DEMO_HEADS)
         for head in [name for name in draft_names(mode.draft) if name not in words]:
             if target := named_target(checkpoint_path(head, revision, known=words)):
                 return target
@@ -219,4 +222,4 @@ def _configuration(llm: LLM) -> dict[str, Any]:
 
 
 def _shown_sources(config: EngineConfig) -> list[str]:
-    return [*([shown_path(config.draft)] if config.draft else []), *config.chain_sources]
+    return [*([shown_path(config.draft)] if config.draft else []), *config.chains]

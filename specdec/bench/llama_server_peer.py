@@ -30,13 +30,59 @@ PATIENCE = 600
 NGRAM_SIZE = 3
 
 
-class LlamaServerPeer:
+class CompletionPeer:
+    """Answers of a llama.cpp server, wherever it runs.
+
+    Args:
+        seats: requests that run at once.
+        name: of the server, for messages.
+    """
+
+    def __init__(self, setup: PeerSetup, seats: int, port: int, name: str) -> None:
+        self._setup, self._seats, self._port, self._name = setup, seats, port, name
+
+    def run(self, prompts: Sequence[list[int]], arrivals: Sequence[float] | None = None) -> TimedRun:  # noqa: ARG002
+        """Answer prompts that arrive at once."""
+        start = time.perf_counter()
+        with ThreadPoolExecutor(self._seats) as pool:
+            samples = list(pool.map(partial(self._answer, start), prompts))
+        return TimedRun(samples, time.perf_counter() - start)
+
+    def _answer(self, start: float, prompt: list[int]) -> TimedSample:
+        body = {
+            "prompt": prompt,
+            "n_predict": self._setup.max_tokens,
+            "temperature": 0,
+            "top_k": 1,
+            "cache_prompt": False,
+            "return_tokens": True,
+            "ignore_eos": not self._setup.end_tokens,
+        }
+        status, answer = self._request("POST", "/completion", json.dumps(body))
+        if status != http.client.OK:
+            raise ValueError(f"--peer {self._setup.label!r}: {self._name} answered {status}: {answer}")
+        seconds = time.perf_counter() - start
+        timings, tokens = answer["timings"], self._setup.cut(answer["tokens"])
+        # The first token comes from the pass over the prompt, and every later step adds one token of the target's own.
+        accepted, later = timings.get("draft_n_accepted", 0), max(timings["predicted_n"] - 1, 0)
+        stats = SpeculationStats(later - accepted, later, [], timings.get("draft_n", 0))
+        return TimedSample(tokens, max(seconds - timings["predicted_ms"] / 1000, 0.0), seconds, stats)
+
+    def _request(self, method: str, path: str, body: str | None = None) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection(HOST, self._port)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
+
+class LlamaServerPeer(CompletionPeer):
     """A server with as many slots as requests may run at once."""
 
     def __init__(self, setup: PeerSetup) -> None:
-        self._setup = setup
-        self._seats = setup.number("batch", 8)
-        self._port = _free_port()
+        super().__init__(setup, setup.number("batch", 8), free_port(), LLAMA_SERVER)
         executable = shutil.which(LLAMA_SERVER)
         assert executable is not None
         threads = str(torch.get_num_threads())
@@ -60,42 +106,6 @@ class LlamaServerPeer:
         """End the server."""
         self._process.terminate()
         self._process.wait()
-
-    def run(self, prompts: Sequence[list[int]], arrivals: Sequence[float] | None = None) -> TimedRun:  # noqa: ARG002
-        """Answer prompts that arrive at once."""
-        start = time.perf_counter()
-        with ThreadPoolExecutor(self._seats) as pool:
-            samples = list(pool.map(partial(self._answer, start), prompts))
-        return TimedRun(samples, time.perf_counter() - start)
-
-    def _answer(self, start: float, prompt: list[int]) -> TimedSample:
-        body = {
-            "prompt": prompt,
-            "n_predict": self._setup.max_tokens,
-            "temperature": 0,
-            "top_k": 1,
-            "cache_prompt": False,
-            "return_tokens": True,
-            "ignore_eos": not self._setup.end_tokens,
-        }
-        status, answer = self._request("POST", "/completion", json.dumps(body))
-        if status != http.client.OK:
-            raise ValueError(f"--peer {self._setup.label!r}: {LLAMA_SERVER} answered {status}: {answer}")
-        seconds = time.perf_counter() - start
-        timings, tokens = answer["timings"], self._setup.cut(answer["tokens"])
-        # The first token comes from the pass over the prompt, and every later step adds one token of the target's own.
-        accepted, later = timings.get("draft_n_accepted", 0), max(timings["predicted_n"] - 1, 0)
-        stats = SpeculationStats(later - accepted, later, [], timings.get("draft_n", 0))
-        return TimedSample(tokens, max(seconds - timings["predicted_ms"] / 1000, 0.0), seconds, stats)
-
-    def _request(self, method: str, path: str, body: str | None = None) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection(HOST, self._port)
-        try:
-            connection.request(method, path, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            return response.status, json.loads(response.read())
-        finally:
-            connection.close()
 
     def _wait(self) -> None:
         """Wait until the server has loaded its models."""
@@ -133,7 +143,8 @@ def _drafting(setup: PeerSetup) -> list[str]:
     return ["-md", setup.draft, "--spec-type", kind, "--spec-draft-n-max", str(setup.number("tokens", 3))]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine that nothing listens on."""
     with socket.socket() as one:
         one.bind((HOST, 0))
         port: int = one.getsockname()[1]

@@ -123,6 +123,7 @@ ADAPTERS = {
     "transformers": Adapter("specdec.bench.transformers_peer", ("batch", "tokens"), "transformers", "transformers"),
     "llama.cpp": Adapter("specdec.bench.llama_cpp_peer", ("batch", "tokens", "gguf"), "llama_cpp", "llama-cpp-python"),
     LLAMA_SERVER: Adapter("specdec.bench.llama_server_peer", ("batch", "tokens", "gguf", "type"), None, LLAMA_SERVER),
+    "xllamacpp": Adapter("specdec.bench.xllamacpp_peer", ("batch", "tokens", "gguf", "type"), "xllamacpp", "xllamacpp"),
     "vllm": Adapter("specdec.bench.vllm_peer", ("batch", "tokens"), "vllm", "vllm"),
 }
 

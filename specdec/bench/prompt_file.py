@@ -1,4 +1,4 @@
-"""Prompts of a JSONL file: the formats of `specdec generate`, of chat data, and of Spec-Bench."""
+"""Prompts of a JSONL file: the formats of `specdec generate`, of chat data, of Spec-Bench, and of SPEED-Bench."""
 
 import json
 from collections.abc import Sequence
@@ -10,6 +10,10 @@ from specdec.kernels.types.settings import check_text
 
 if TYPE_CHECKING:
     from specdec.llm import LLM
+
+
+# What stands for texts in SPEED-Bench as it is downloaded; NVIDIA's script fetches them from their sources.
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 
 
 class GivenPrompt(NamedTuple):
@@ -45,8 +49,8 @@ def read_prompt_file(file: Path, raw: bool, option: str, known: Sequence[str] = 
     """Read the prompts of a file; at least one, none empty.
 
     Args:
-        file: JSONL with `prompt`, `messages`, `conversation` or `turns` (of which the first is taken) in each line;
-            `category` is optional.
+        file: JSONL with `prompt`, `messages`, `conversation` or `turns` in each line; `category` is optional. Of
+            `turns`, and of several messages that are all a user's (SPEED-Bench), the first is taken.
         raw: refuse conversations, because they need a chat template.
         option: the command's option that names the file.
         known: words that the option takes in place of a file.
@@ -92,6 +96,8 @@ def _parse(line: str, raw: bool) -> GivenPrompt:
         if raw:
             raise ValueError("messages need the chat template; leave out --raw, or give prompt")
         messages = _messages(key, value[key])
+        if all(message["role"] == "user" for message in messages):
+            messages = messages[:1]
         text = messages[-1]["content"]
     elif "turns" in value:
         turns = value["turns"]
@@ -102,6 +108,8 @@ def _parse(line: str, raw: bool) -> GivenPrompt:
         raise ValueError("neither prompt nor messages nor turns nor conversation; give one of them")
     if not text.strip():
         raise ValueError("the prompt is empty; give at least one word")
+    if text.startswith(PLACEHOLDER):
+        raise ValueError("the prompt is a placeholder of SPEED-Bench; write the texts with NVIDIA's prepare.py first")
     for each in [text, *(part for message in messages or () for part in message.values())]:
         check_text("the prompt", each)
     return GivenPrompt(text, messages, str(value.get("category") or ""))

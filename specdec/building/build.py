@@ -8,6 +8,7 @@ import torch
 from specdec.building.draft_corpus import draft_store
 from specdec.building.draft_loader import load_drafts
 from specdec.building.engine_builder import EngineBuilder
+from specdec.building.plugins import import_plugins
 from specdec.building.rank_loader import kernels_of, load_target, rank_config
 from specdec.config import EngineConfig
 from specdec.core.device import on_device
@@ -15,6 +16,7 @@ from specdec.engine.engine import LLMEngine
 from specdec.engine.request_maker import RequestMaker
 from specdec.models.hub import shown_path
 from specdec.parallel.ranks import Ranks
+from specdec.verify.verifier import RULES
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,9 @@ def build_engine(config: EngineConfig, ranks: Ranks, requests: RequestMaker) -> 
         ValueError: settings that do not fit the model or the machine.
     """
     began, config = time.perf_counter(), rank_config(config, ranks.rank)
+    import_plugins(config.plugins)
+    if RULES[config.verify].is_lossy:
+        logger.warning("verify %s: outputs may differ from the target's own, whatever seed they have", config.verify)
     device = torch.device(config.device)
     with on_device(device):
         kernels = kernels_of(config)
@@ -49,8 +54,8 @@ def build_engine(config: EngineConfig, ranks: Ranks, requests: RequestMaker) -> 
         drafts = load_drafts(config, model, kernels) if ranks.layout.in_last_stage(ranks.rank) else None
         ranks.share(None)
         logger.info("drafts: %s", _drafts_in_words(config))
-        if config.suffix:
-            requests.store = draft_store(config, kernels, ranks, requests.tokenizer)
+        if config.drafts_from_store:
+            requests.store = draft_store(config, ranks, requests.tokenizer)
         requests.seeds.setstate(ranks.decide(requests.seeds.getstate))
         return EngineBuilder(config, model, drafts, kernels, ranks, requests).build()
 
@@ -65,6 +70,6 @@ def _check_kernels(ranks: Ranks, name: str) -> None:
 def _drafts_in_words(config: EngineConfig) -> str:
     """Return what drafts, and the largest trees, for people."""
     shape = config.shape
-    names = [*([shown_path(config.draft)] if config.draft else []), *config.chain_sources]
+    names = [*([shown_path(config.draft)] if config.draft else []), *config.chains]
     size = f"trees of at most {shape.nodes} nodes, depth {shape.depth}, branching {shape.branching}"
     return f"{' and '.join(names)}, {size}" if names else "none"

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from specdec.config import EngineConfig
 from specdec.draft_heads.drafting.stored_chains import DraftStore
-from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.types.text_store import BYTES_PER_TOKEN
+from specdec.kernels.native.library import library_file
+from specdec.kernels.native.text_store import NativeTextStore
+from specdec.kernels.reference.text_store import PythonTextStore
+from specdec.kernels.types.text_store import BYTES_PER_TOKEN, TextStore
 from specdec.models.tokenizer import Tokenizer
 from specdec.parallel.ranks import Ranks
 
@@ -33,13 +35,13 @@ def check_corpus(files: Sequence[str], *, is_used: bool) -> None:
             pass
 
 
-def draft_store(config: EngineConfig, kernels: KernelSet, ranks: Ranks, tokenizer: Tokenizer | None) -> DraftStore:
+def draft_store(config: EngineConfig, ranks: Ranks, tokenizer: Tokenizer | None) -> DraftStore:
     """Return the store of an engine with the corpus, which the first rank reads for all.
 
     Raises:
         ValueError: a corpus that cannot be read, or a model without a tokenizer.
     """
-    store = DraftStore(kernels.text_store(config.draft_store_tokens), config.shape.branching)
+    store = DraftStore(_texts(config.draft_store_tokens), config.shape.branching)
     corpus = ranks.decide(lambda: _tokens(config.draft_corpus, tokenizer))
     for tokens in corpus:
         store.add_corpus(tokens)
@@ -48,6 +50,11 @@ def draft_store(config: EngineConfig, kernels: KernelSet, ranks: Ranks, tokenize
     if size > most:
         logger.warning("draft_corpus has %d tokens, draft_store_tokens is %d: its beginning is not kept", size, most)
     return store
+
+
+def _texts(tokens: int) -> TextStore:
+    """Return an empty store of so many tokens, in C where it is built."""
+    return PythonTextStore(tokens) if library_file() is None else NativeTextStore(tokens)
 
 
 def _tokens(files: Sequence[str], tokenizer: Tokenizer | None) -> list[list[int]]:

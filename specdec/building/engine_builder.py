@@ -5,8 +5,10 @@ import sys
 import time
 from functools import partial
 
+from specdec.building.draft_check import PROMPT, check_first_drafts
 from specdec.building.host_memory import check_cache
 from specdec.building.memory_profile import Rehearsal, cache_bytes
+from specdec.building.tap_probe import questions
 from specdec.building.worker_builder import WorkerBuilder
 from specdec.cache.kept_entries import KEEPS_ALL, KeptEntries
 from specdec.cache.kv_cache_manager import KVCacheManager
@@ -131,6 +133,13 @@ class EngineBuilder:
         scheduler = self._scheduler(executor, connector, measures=measures, gives_back=connects)
         return LLMEngine(scheduler, executor, self.kernels, self.config, self._requests)
 
+    def _check_drafts(self, executor: Executor) -> None:
+        tokenizer = None if self._requests is None else self._requests.tokenizer
+        prompts = questions(tokenizer, self.model.config.vocab_size)
+        limits, context = self.config.scheduler, min(self.sizes.context, self.workers.longest)
+        prompts = prompts[: min(limits.max_num_seqs, limits.max_num_batched_tokens // PROMPT)]
+        check_first_drafts(executor, prompts, context, self.sizes.slots)
+
     @property
     def _kept(self) -> KeptEntries:
         return KeptEntries.of(self.model.whole_config.layer_windows, self.sizes.reach)
@@ -157,6 +166,8 @@ class EngineBuilder:
             step_cost = measure_step_cost(executor, positions, None if sizes.positions is None else sizes.shape)
             seconds = (time.perf_counter() - began, 1e3 * step_cost.passes(1), 1e3 * step_cost.all_levels(1))
             logger.info("step costs measured in %.1f s: plain step %.2f ms, draft tree %.2f ms", *seconds)
+            if sizes.positions is not None:
+                self._check_drafts(executor)
         return Scheduler(
             manager,
             config.scheduler,

@@ -39,7 +39,7 @@ def check_memory(config: EngineConfig) -> None:
         _check_gpu_memory(config.device, cache)
     if config.swap_space:
         settings.append(f"swap_space is {config.swap_space:g} GiB{each}")
-    if config.suffix:
+    if config.drafts_from_store:
         store = int(config.draft_store_tokens * BYTES_PER_TOKEN)
         taken += here * store
         settings.append(f"draft_store_tokens is {config.draft_store_tokens} ({store / GIB:.3g} GiB){each}")

@@ -67,6 +67,8 @@ class LLMSettings(TypedDict, total=False):
     draft_store_tokens: int
     draft_corpus: Sequence[str] | str | Path
     draft_store_shared: bool
+    draft_options: Sequence[str]
+    plugins: Sequence[str]
     collect_drafts: str | Path | None
     collect_drafts_share: float
     collect_drafts_limit: float
@@ -96,13 +98,18 @@ def engine_config(model: Path, draft: Path | None, settings: dict[str, Any]) -> 
     for name, example in {"scheduler": "max_num_seqs", "limits": "max_bad_words"}.items():
         if name in others:
             raise ValueError(f"{name} is no keyword; give its settings, such as {example}")
-    for name, word in {"ngrams": "ngram", "suffix": "suffix"}.items():
+    for name in ("chains", "ngrams", "suffix"):
         if name in others:
-            raise ValueError(f'unknown keyword {name}; use draft="{word}"')
+            raise ValueError(f'unknown keyword {name}; use draft="ngram" or draft="suffix"')
     known = LLMSettings.__annotations__
     for name in others:
         if name not in known:
             raise unknown_name("LLM", name, [*known, "speculative_config"])
+    for name in ("plugins", "draft_options"):
+        if isinstance(given := others.get(name, ()), str) or not all(isinstance(each, str) for each in given):
+            raise ValueError(f"{name} is {given!r}; it must be a list of texts")
+        if name in others:
+            others[name] = tuple(given)
     for name in ("tokenizer", "collect_drafts"):
         if others.get(name) is not None:
             others[name] = Path(others[name])

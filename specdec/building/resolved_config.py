@@ -10,9 +10,11 @@ from specdec.building.checkpoint_checks import check_draft, check_split, check_t
 from specdec.building.draft_corpus import check_corpus
 from specdec.building.llm_settings import engine_config
 from specdec.building.named_checkpoints import named_head, named_target
+from specdec.building.plugins import import_plugins
 from specdec.building.shipped_heads import HEADS, shipped_head
-from specdec.config import AUTO, DEMO, DEMO_HEAD, DEMO_HEADS, NGRAM, SUFFIX, EngineConfig, default_shape, draft_names
+from specdec.config import AUTO, DEMO, DEMO_HEAD, DEMO_HEADS, EngineConfig, default_shape, draft_names
 from specdec.core.device import name_of, resolve_device, resolve_dtype
+from specdec.draft_heads.drafting.chain_sources import NGRAM, SOURCES, SUFFIX, prepared_sources
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.formats.block_settings import block_rows
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
@@ -21,6 +23,7 @@ from specdec.draft_heads.llama.unreadable_files import nearest_hint
 from specdec.models.checkpoint import check_tokenizer
 from specdec.models.hub import checkpoint_path, shown_path
 from specdec.parallel.rank_layout import RankLayout
+from specdec.verify.verifier import RULES
 
 logger = logging.getLogger(__name__)
 DRAFT_WORDS = (AUTO, NGRAM, SUFFIX, "none")
@@ -32,14 +35,12 @@ class Sources(NamedTuple):
     Attributes:
         model: the target's folder.
         draft: folder of the draft model; None for none.
-        ngrams: whether n-grams of the text are drafted.
-        suffix: whether what follows in earlier requests is drafted too.
+        chains: draft sources beside it, by name.
     """
 
     model: Path
     draft: Path | None
-    ngrams: bool
-    suffix: bool = False
+    chains: tuple[str, ...] = ()
 
 
 def resolved_config(model: str | Path | None, draft: str | Path | None, settings: Mapping[str, Any]) -> EngineConfig:
@@ -56,9 +57,11 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
     if not isinstance(shape, DraftShape | Mapping | None):
         raise ValueError(f"shape is {shape!r}; it must be a DraftShape, some of its fields, or None")
     config = engine_config(DEMO / "target", None, given)
+    import_plugins(config.plugins)
+    RULES.named(config.verify, "verify")
     device = resolve_device(config.device)
     sources, tokenizer = _checked_sources(model, draft, config), None
-    check_corpus(config.draft_corpus, is_used=sources.suffix)
+    check_corpus(config.draft_corpus, is_used=SUFFIX in sources.chains)
     if config.tokenizer is not None:
         tokenizer = checkpoint_path(config.tokenizer, weights=False)
         check_tokenizer(tokenizer)
@@ -67,12 +70,13 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
         # The levels are all drafted by one pass, so that none costs more.
         deepest = {} if rows is None else {"depth": rows}
         shape = replace(default_shape(device.type), **{**deepest, **(shape or {})})
+    # Refuses wrong options before anything is loaded.
+    prepared_sources(sources.chains, shape, config.draft_options)
     return replace(
         config,
         model=sources.model,
         draft=sources.draft,
-        ngrams=sources.ngrams,
-        suffix=sources.suffix,
+        chains=sources.chains,
         tokenizer=tokenizer,
         device=str(device),
         dtype=name_of(resolve_dtype(config.dtype, device)),
@@ -110,7 +114,7 @@ def _checked_sources(model: str | Path | None, draft: str | Path | None, config:
 def _drafting_for(target: Path, head: Path) -> Sources:
     """Return a head, which was given as the model, and the target that it names; it is logged."""
     logger.info("%s is a head: it drafts for the target that it names, %s", shown_path(head), shown_path(target))
-    return Sources(target, head, False)
+    return Sources(target, head)
 
 
 def _automatic(checkpoint: Path, sizes: LlamaConfig) -> Sources:
@@ -122,7 +126,7 @@ def _automatic(checkpoint: Path, sizes: LlamaConfig) -> Sources:
     if head is not None:
         if head != DEMO_HEAD:
             logger.info("drafts: %s, the head that %s names", shown_path(head), name)
-        return Sources(checkpoint, head, False)
+        return Sources(checkpoint, head)
     shipped = shipped_head(checkpoint, sizes)
     if shipped is not None and shipped.is_named:
         logger.info(
@@ -130,7 +134,7 @@ def _automatic(checkpoint: Path, sizes: LlamaConfig) -> Sources:
             "or none",
             *(shipped.folder, shipped.made_for, name),
         )
-        return Sources(checkpoint, shipped.folder, True)
+        return Sources(checkpoint, shipped.folder, (NGRAM,))
     if shipped is not None:
         why = (
             f"names no head. The shipped one for {shipped.made_for} fits its sizes: if it is that model, give --draft "
@@ -141,37 +145,35 @@ def _automatic(checkpoint: Path, sizes: LlamaConfig) -> Sources:
     else:
         why = "names no head; --draft takes one, or none. Shipped heads are in specdec's repository alone, under heads/"
     logger.info("drafts: ngram (prompt lookup), since %s %s", name, why)
-    return Sources(checkpoint, None, True)
+    return Sources(checkpoint, None, (NGRAM,))
 
 
 def _given_sources(model: str | Path | None, draft: str | Path | None, config: EngineConfig) -> Sources:
     """Return the draft sources that a user named, and the target: the user's, the head's, or the demo's."""
-    head, word = _draft_sources(draft, config.draft_revision, is_demo=model is None)
-    chains = word is not None, word == SUFFIX
+    head, chains = _draft_sources(draft, config.draft_revision, is_demo=model is None)
     if model is not None:
-        return Sources(checkpoint_path(model, config.revision), head, *chains)
+        return Sources(checkpoint_path(model, config.revision), head, chains)
     target = named_target(head) if head is not None else None
-    return Sources(target or DEMO / "target", head, *chains)
+    return Sources(target or DEMO / "target", head, chains)
 
 
-def _draft_sources(draft: str | Path | None, revision: str | None, is_demo: bool) -> tuple[Path | None, str | None]:
-    """Return the folder of the draft model, and what is drafted without one: `NGRAM`, `SUFFIX` or None."""
+def _draft_sources(
+    draft: str | Path | None, revision: str | None, is_demo: bool
+) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the folder of the draft model, and the names of the other draft sources."""
     names = draft_names(draft)
-    models, words = [], list[str]()
-    for each in names:
-        if each in (NGRAM, SUFFIX):
-            words.append(str(each))
-        else:
-            models.append(each)
-    if len(models) > 1 or len(words) > 1:
-        hints = (nearest_hint(str(each), (NGRAM, SUFFIX)) for each in models)
+    chains = tuple(str(name) for name in names if name in SOURCES)
+    models = [name for name in names if name not in SOURCES]
+    if {NGRAM, SUFFIX} <= set(chains):
+        raise ValueError(f"draft is {str(draft)!r}; suffix drafts n-grams too: leave ngram out")
+    if len(models) > 1 or len(set(chains)) < len(chains):
+        hints = (nearest_hint(str(name), tuple(SOURCES)) for name in models)
         raise ValueError(
-            f"draft is {str(draft)!r}; it may name one head or small model, and ngram or suffix"
+            f"draft is {str(draft)!r}; it may name one head or small model, and {' and '.join(sorted(SOURCES))}"
             f"{next(filter(None, hints), '')}"
         )
-    word = next(iter(words), None)
     if not models:
-        return None, word
+        return None, chains
     (name,) = models
     if name in ("", "none", AUTO):
         alone = name or "none"
@@ -182,6 +184,6 @@ def _draft_sources(draft: str | Path | None, revision: str | None, is_demo: bool
                 f"draft {name!r} is the demo model's own head; give the folder or hub name of this model's, ngram, "
                 "suffix, none, or auto"
             )
-        return DEMO_HEADS[str(name)], word
-    known = (*DRAFT_WORDS, *(DEMO_HEADS if is_demo else ()), *map(str, HEADS.glob("*")))
-    return checkpoint_path(name, revision, known=known), word
+        return DEMO_HEADS[str(name)], chains
+    words = (*DRAFT_WORDS, *SOURCES, *(DEMO_HEADS if is_demo else ()), *map(str, HEADS.glob("*")))
+    return checkpoint_path(name, revision, known=words), chains

@@ -71,11 +71,15 @@ def settle_taps(loaded: LoadedHead, model: LlamaModel, folder: Path, kernels: Ke
 
 
 def prompts_for(folder: Path, vocab_size: int) -> list[list[int]]:
+    """Return token ids of questions to the target in a folder."""
+    return questions(Tokenizer(folder) if has_tokenizer(folder) else None, vocab_size)
+
+
+def questions(tokenizer: Tokenizer | None, vocab_size: int) -> list[list[int]]:
     """Return token ids of questions to a target, or random ones if it has no tokenizer."""
-    if not has_tokenizer(folder):
+    if tokenizer is None:
         draw = random.Random(0).randrange
         return [[draw(vocab_size) for _ in range(RANDOM_TOKENS)] for _ in QUESTIONS]
-    tokenizer = Tokenizer(folder)
     if tokenizer.has_chat_template:
         messages = [tokenizer.chat_messages([{"role": "user", "content": question}]) for question in QUESTIONS]
         return [tokenizer.encode_chat(each) for each in messages]

@@ -17,6 +17,9 @@ _DTYPES = {"half": "float16", "float": "float32"}
 FOREIGN_ENGINE = {
     # Code of a checkpoint is never run.
     "trust_remote_code": _NO_EFFECT,
+    "attention_backend": _NO_EFFECT,
+    "async_scheduling": _NO_EFFECT,
+    "enable_expert_parallel": _NO_EFFECT,
     "data_parallel_size": Foreign("an engine is one replica; start several", (1,)),
     "enable_chunked_prefill": Foreign("long prompts are always split; see long_prefill_token_threshold", (True,)),
     "tokenizer_mode": Foreign("tokenizers are those of tokenizer.json", ("auto", "hf")),
@@ -32,7 +35,7 @@ FOREIGN_ENGINE = {
     "runner": Foreign("this engine generates text", ("auto", "generate")),
     "task": Foreign("this engine generates text", ("auto", "generate")),
     "hf_overrides": Foreign("change the checkpoint's config.json", ({},)),
-    "limit_mm_per_prompt": Foreign("prompts are text or token ids", ({},)),
+    "limit_mm_per_prompt": Foreign("prompts are text or token ids", ({}, {"image": 0}, {"image": 0, "video": 0})),
     "compilation_config": Foreign("nothing is compiled; see enforce_eager", (0, {})),
     # Here there is no such thing, or no limit.
     "disable_custom_all_reduce": _NO_EFFECT,
@@ -63,6 +66,9 @@ class VLLMKeywords(TypedDict, total=False):
     speculative_config: Mapping[str, Any] | None
     kv_cache_memory_bytes: int | str | None
     trust_remote_code: bool
+    attention_backend: str | None
+    async_scheduling: bool | None
+    enable_expert_parallel: bool
     data_parallel_size: int
     enable_chunked_prefill: bool | None
     tokenizer_mode: str

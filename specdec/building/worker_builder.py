@@ -37,7 +37,7 @@ from specdec.models.llama import LlamaModel
 from specdec.models.lora_adapter import AdapterFiles, AdapterWeights, read_adapter
 from specdec.models.sharded_llama import sharded
 from specdec.parallel.ranks import OneRank, Ranks
-from specdec.verify.verifier import Verifier, verifier_of
+from specdec.verify.verifier import RULES, Verifier
 
 if TYPE_CHECKING:
     from specdec.execution.cuda_graphs import CudaGraphs
@@ -69,7 +69,7 @@ class DraftSizes(NamedTuple):
         """Return the sizes of a draft model, or of chains alone."""
         shape = shape_for(draft, config.shape)
         if draft is None:
-            return cls(shape, shape.nodes if config.ngrams else 0)
+            return cls(shape, shape.nodes if config.chains else 0)
         head = draft.head
         positions = head.llama.max_position
         # Beyond its positions a head would guess.
@@ -104,7 +104,7 @@ class WorkerBuilder:
     ) -> None:
         self._ranks = ranks or OneRank()
         self.config, self.model, self.draft, self.kernels = config, model, draft, kernels
-        self.proposal = Proposal.COUPLED if config.verify == "coupled" else Proposal.DRAWN
+        self.proposal = Proposal.DRAWN if RULES[config.verify].draws else Proposal.COUPLED
         self.device, self.dtype = torch.device(config.device), DTYPES[config.dtype]
         self.head = draft.head if draft else None
         self.sizes = self._ranks.decide(lambda: DraftSizes.of(config, draft))
@@ -235,7 +235,7 @@ class WorkerBuilder:
         return connector
 
     def _verifier(self) -> Verifier:
-        verifier = verifier_of(self.config.verify, self.kernels)
+        verifier = RULES[self.config.verify].make(self.kernels)
         return verifier if self.model.shard is None else SplitVerifier(verifier, sharded(self.model), self.kernels)
 
     def _drafter(self, cache: KVCache) -> Drafter:

@@ -58,8 +58,8 @@ def serve(
         typer.Option(
             metavar="JSON",
             rich_help_panel="Drafts",
-            help="The draft as vLLM's JSON: method, model, num_speculative_tokens (depth of the trees), "
-            "draft_tensor_parallel_size.",
+            help="The draft as vLLM's JSON: method, model, num_speculative_tokens (depth of the trees), and other keys "
+            "on the cards of published heads.",
         ),
     ] = None,
     api_key: Annotated[

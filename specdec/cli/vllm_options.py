@@ -16,7 +16,12 @@ _SHORT = {
     "-dp": "--data-parallel-size",
     "-q": "--quantization",
 }
-_OTHER_NAMES = {"--enable-log-requests": "--verbose"}
+_OTHER_NAMES = {
+    "--enable-log-requests": "--verbose",
+    "--spec-method": "--speculative-config.method",
+    "--spec-model": "--speculative-config.model",
+    "--spec-tokens": "--speculative-config.num_speculative_tokens",
+}
 # Options that take JSON, whose keys may also be given one by one, as `--option.key VALUE`.
 _WITH_KEYS = ("--speculative-config", "--kv-transfer-config")
 # vLLM's options of its server; those of its engine are in `FOREIGN_ENGINE`.

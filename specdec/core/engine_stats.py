@@ -8,7 +8,7 @@ from typing import NamedTuple
 from specdec.core.lora_request import LoadedAdapter
 
 # Fields of `EngineStats` that are not added up as they are.
-_NO_NUMBERS = ("trees_by_accepted", "steps_by_tokens", "adapters", "outlook")
+_NO_NUMBERS = ("trees_by_accepted", "steps_by_tokens", "adapters", "sources", "outlook")
 
 
 class DraftOutlook(NamedTuple):
@@ -36,6 +36,13 @@ class TreeCount:
     def tau(self) -> float:
         """Mean tokens per step with a tree: accepted drafts and the bonus token."""
         return self.tokens / self.trees if self.trees else 0.0
+
+
+class SourceCount(NamedTuple):
+    """Tokens that a draft source knew without a model, drafted or not, and those of them that became output."""
+
+    tokens: int = 0
+    right: int = 0
 
 
 @dataclass
@@ -76,6 +83,7 @@ class EngineStats:
         drafts_verified: draft nodes that were verified.
         trees_by_accepted: verified draft trees by the number of their tokens that became output.
         adapters: trees of the requests with an adapter, by its name.
+        sources: tokens of the draft sources that need no model, by their names.
         draft_seconds, verify_seconds: time of drafting, and of the steps without it, as far as steps are timed.
         queued, finished, aborted: numbers of requests added, ended by themselves, and ended from outside. Each beam of
             a search is a request, which finishes when its children replace it or the search has its result.
@@ -105,6 +113,7 @@ class EngineStats:
     drafts_verified: int = 0
     trees_by_accepted: dict[int, int] = field(default_factory=dict)
     adapters: dict[str, AdapterTrees] = field(default_factory=dict)
+    sources: dict[str, SourceCount] = field(default_factory=dict)
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     queued: int = 0
@@ -130,6 +139,9 @@ class EngineStats:
                 sums = total.adapters.setdefault(name, AdapterTrees())
                 for count, more in ((sums.plain, own.plain), (sums.adapted, own.adapted)):
                     count.trees, count.tokens = count.trees + more.trees, count.tokens + more.tokens
+            for name, (tokens, right) in part.sources.items():
+                before = total.sources.get(name, SourceCount())
+                total.sources[name] = SourceCount(before.tokens + tokens, before.right + right)
         total.outlook = next((part.outlook for part in parts if part.outlook is not None), None)
         return total
 

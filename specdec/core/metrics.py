@@ -48,6 +48,12 @@ ADAPTER_COUNTERS = {
     "specdec:adapter_tree_tokens": ("tokens", "Output tokens of steps with these trees; per draft, this is tau."),
 }
 ADAPTER_LABELS = ("lora_name", "draft_model")
+# Of each draft source without a model: per metric the field of `SourceCount`, and help.
+SOURCE_COUNTERS = {
+    "specdec:draft_source_tokens": ("tokens", "Tokens that a draft source without a model knew, drafted or not."),
+    "specdec:draft_source_right_tokens": ("right", "Those of them that became output."),
+}
+SOURCE_LABELS = ("source",)
 PER_DEPTH = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
 
@@ -94,6 +100,9 @@ def engine_metrics(stats: EngineStats, model: str) -> Iterator[Metric]:
     for *own, count in adapter_counts(stats):
         for name, (field, _) in ADAPTER_COUNTERS.items():
             yield Counter(name, {**labels, **dict(zip(ADAPTER_LABELS, own, strict=True))}, getattr(count, field))
+    for source, known in stats.sources.items():
+        for name, (field, _) in SOURCE_COUNTERS.items():
+            yield Counter(name, {**labels, "source": source}, getattr(known, field))
     yield Counter(_GENERATED, labels, stats.generated_tokens)
     yield Vector(PER_DEPTH, labels, list(stats.accepted_per_depth))
 

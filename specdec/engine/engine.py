@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import overload
 from weakref import WeakValueDictionary
@@ -175,7 +176,8 @@ class LLMEngine:
             case UnloadAdapter(lora_int_id):
                 return Unloaded(self.adapters.unload(lora_int_id))
             case GetStats():
-                return Stats(self.scheduler.stats())
+                sources = {} if self.requests is None else self.requests.source_counts()
+                return Stats(replace(self.scheduler.stats(), sources=sources))
             case CheckIntegrity():
                 return self._integrity()
             case Stop():

@@ -5,6 +5,7 @@ import logging
 import random
 import secrets
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -14,12 +15,13 @@ from typing import Any
 from specdec.config import EngineConfig
 from specdec.core.choices import Choices
 from specdec.core.commands import Add
+from specdec.core.engine_stats import SourceCount
 from specdec.core.lora_request import LoadedAdapter
 from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.structured_outputs import StructuredOutputsParams
+from specdec.draft_heads.drafting.chain_sources import SUFFIX, MakeSource, prepared_sources
 from specdec.draft_heads.drafting.chains import ChainRates, ChainSource
-from specdec.draft_heads.drafting.ngram_chains import NGramChains
 from specdec.draft_heads.drafting.predicted_text import PredictedText
 from specdec.draft_heads.drafting.stored_chains import DraftStore
 from specdec.draft_heads.drafting.structured_drafts import ForcedText
@@ -75,9 +77,7 @@ class RequestMaker:
     store: DraftStore | None = None
     makes_texts: bool = True
     _has_warned: bool = False
-    _ngram_rates: ChainRates = field(default_factory=ChainRates)
-    _prediction_rates: ChainRates = field(default_factory=ChainRates)
-    _forced_rates: ChainRates = field(default_factory=ChainRates)
+    _rates: dict[str, ChainRates] = field(default_factory=lambda: defaultdict(ChainRates))
     _ids: "itertools.count[int]" = field(default_factory=itertools.count)
 
     @classmethod
@@ -325,21 +325,31 @@ class RequestMaker:
         """Makes the stop strings of a request. Those of the last ones are remembered: all its prompts have the same."""
         return lru_cache(_MOST_STOPS)(StopStrings)
 
+    @cached_property
+    def _named_sources(self) -> dict[str, MakeSource]:
+        """What makes the sources that the settings name."""
+        return prepared_sources(self.config.chains, self.config.shape, self.config.draft_options)
+
+    def source_counts(self) -> dict[str, SourceCount]:
+        """Return what each source of chains knew and what of it was right, by name, of grammars and the store too."""
+        found = self._rates if self.store is None else {**self._rates, "store": self.store.rates}
+        return {name: SourceCount(rates.tokens, rates.right) for name, rates in found.items()}
+
     def _add_sources(self, request: Request, predicted: list[int], cache_salt: str | None) -> None:
         """Give a request its sources of chains: first what its grammar forces, then the predicted text."""
         sources: list[ChainSource] = []
         if request.choices is not None:
             return
         if request.sampling.grammar is not None:
-            rates = ChainRates(self._forced_rates)
+            rates = ChainRates(self._rates["grammar"])
             sources.append(ForcedText(request.sampling.grammar, rates, self.grammars.encode))
         if predicted:
-            rates = ChainRates(self._prediction_rates)
+            rates = ChainRates(self._rates["prediction"])
             request.prediction = PredictedText(predicted, request.num_prompt, rates)
             sources.append(request.prediction)
-        if self.config.ngrams:
-            own: ChainSource = NGramChains(self.config.shape.branching, ChainRates(self._ngram_rates))
-            if self.store is not None:
+        for name, make in self._named_sources.items():
+            own = make(ChainRates(self._rates[name]))
+            if name == SUFFIX and self.store is not None:
                 adapter = None if request.adapter is None else request.adapter.identity
                 client = None if self.config.draft_store_shared else request.client
                 own = request.stored = self.store.open((cache_salt, adapter, client), own)

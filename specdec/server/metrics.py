@@ -22,7 +22,16 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from specdec.core.engine_stats import EngineStats
-from specdec.core.metrics import ADAPTER_COUNTERS, ADAPTER_LABELS, COUNTERS, GAUGES, PER_DEPTH, adapter_counts
+from specdec.core.metrics import (
+    ADAPTER_COUNTERS,
+    ADAPTER_LABELS,
+    COUNTERS,
+    GAUGES,
+    PER_DEPTH,
+    SOURCE_COUNTERS,
+    SOURCE_LABELS,
+    adapter_counts,
+)
 from specdec.core.outputs import RequestMetrics, RequestOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.server.traces import RequestSpan
@@ -243,6 +252,11 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(name, help, labels=(*_LABELS, *ADAPTER_LABELS))
             for *own, trees in adapter_counts(stats):
                 counter.add_metric((*self._labels, *own), getattr(trees, attribute))
+            yield counter
+        for name, (attribute, help) in SOURCE_COUNTERS.items():
+            counter = CounterMetricFamily(name, help, labels=(*_LABELS, *SOURCE_LABELS))
+            for source, known in stats.sources.items():
+                counter.add_metric((*self._labels, source), getattr(known, attribute))
             yield counter
         accepted = "Draft tokens that became output, by depth in the tree; position 0 is depth 1."
         depths = CounterMetricFamily(PER_DEPTH, accepted, labels=(*_LABELS, "position"))

@@ -41,8 +41,7 @@ WITHOUT_OPTION = {
     "structured_outputs": "for clients",
     "model": "own option",
     "draft": "own option",
-    "ngrams": "a part of --draft",
-    "suffix": "a part of --draft",
+    "chains": "a part of --draft",
     "shape": "its fields are options",
     "tokenizer": "a part of the model",
     "scheduling_policy": "prompts have no priorities",
@@ -65,7 +64,7 @@ def test_every_field_has_help(owner: type) -> None:
 
 
 def test_keywords_of_llm_are_the_fields() -> None:
-    own = ("model", "draft", "ngrams", "suffix")
+    own = ("model", "draft", "chains")
     engine = {name: kind for name, (kind, _) in settings_of(EngineConfig).items() if name not in own}
     others = {
         name: kind for owner in (SchedulerConfig, RequestLimits) for name, (kind, _) in settings_of(owner).items()

@@ -313,7 +313,8 @@ def test_drafts_and_sampling_are_those_of_the_options(
     plain = (tmp_path / "answers.jsonl").read_bytes()
     result = run(**options, draft="ngram", out=tmp_path / "drafted.jsonl")
     assert re.search(r"tau \d\.\d\d \(at most 8 nodes, depth 6\)", result.out)
-    assert (seen[-1][1].config.ngrams, seen[-1][1].config.dtype, seen[-1][1].config.device) == (True, "float64", "cpu")
+    drafted = seen[-1][1].config
+    assert (drafted.chains, drafted.dtype, drafted.device) == (("ngram",), "float64", "cpu")
     assert (tmp_path / "drafted.jsonl").read_bytes() == plain
     # Another draft goes on where the first stopped: coupled drafts change no token.
     assert run(**options, draft="ngram").code == 0

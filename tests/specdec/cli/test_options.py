@@ -10,9 +10,9 @@ import pytest
 import typer
 
 from specdec.cli.options import EARLIER, PANELS
-from specdec.config import EngineConfig, Verify
+from specdec.config import EngineConfig
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.kernels.types.settings import settings_of
+from specdec.kernels.types.settings import KernelChoice, settings_of
 from specdec.train_eagle.program import app, main
 
 pytestmark = pytest.mark.slow
@@ -71,7 +71,7 @@ def test_generate_has_the_panels_of_its_settings() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("generate", "--verify", "coupledd", "hi"),
+        ("generate", "--kernels", "coupledd", "hi"),
         ("serve", "--kernels", "coupledd"),
         ("bench", "latency", "--dtype", "coupledd"),
         ("train", "--loss", "coupledd"),
@@ -93,7 +93,7 @@ def test_choices_are_completed(capsys: pytest.CaptureFixture[str], monkeypatch: 
     flags = {flag for parameter in GROUP.params for flag in parameter.opts}
     assert {"--install-completion", "--show-completion"} <= flags
     for line, expected in (
-        ("specdec generate --verify ", set(get_args(Verify))),
+        ("specdec generate --kernels ", set(get_args(KernelChoice))),
         ("specdec reg", {"regenerate"}),
         ("specdec train --head ", {"eagle", "eagle3", "dflash", "dspark"}),
         ("specdec generate --draft-n", {"--draft-nodes"}),

@@ -37,13 +37,13 @@ def test_the_head_that_the_model_names_drafts(named: Path, where: str, spelled: 
     head = named.parent / "head"
     name_head(named, where, spelled.format(head=head))
     config = LLM(named, dtype="float64", device="cpu").config
-    assert (config.model, config.draft, config.ngrams) == (named, head, False)
+    assert (config.model, config.draft, config.chains) == (named, head, ())
 
 
 def test_without_a_head_n_grams_draft(named: Path) -> None:
     (named / "README.md").write_text("# Target\n")
     llm = LLM(named, dtype="float64", device="cpu")
-    assert (llm.config.draft, llm.config.ngrams) == (None, True)
+    assert (llm.config.draft, llm.config.chains) == (None, ("ngram",))
     assert AsyncLLM(named).config.sources == "ngram"
     # A card that is no YAML names no head either.
     (named / "README.md").write_text("---\nhead: [\n---\n# Target\n")
@@ -62,7 +62,7 @@ def test_a_head_given_as_the_model_drafts_for_its_target(named: Path) -> None:
 def test_the_demo_has_its_own_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "specdec")
     config = resolved_config(None, "auto", {})
-    assert (config.draft, config.ngrams) == (DEMO_HEAD, False)
+    assert (config.draft, config.chains) == (DEMO_HEAD, ())
     assert not caplog.records
 
 

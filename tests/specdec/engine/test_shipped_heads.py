@@ -39,7 +39,7 @@ def chosen(caplog: pytest.LogCaptureFixture, model: Path) -> tuple[Sources, str]
     caplog.set_level("INFO", "specdec")
     config = resolved_config(model, "auto", {})
     (line,) = (record.getMessage() for record in caplog.records)
-    return Sources(config.model, config.draft, config.ngrams), line
+    return Sources(config.model, config.draft, config.chains), line
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_folder_is_known_by_its_name(
     target = tmp_path / folder
     shutil.copytree(tiny.target, target)
     sources, line = chosen(caplog, target)
-    assert sources == (target, heads / "folder-head", True)
+    assert sources == (target, heads / "folder-head", ("ngram",))
     shown = NAME if "snapshots" in folder else target
     assert line == (
         f"drafts: {heads / 'folder-head'} and ngram: the shipped head for {NAME}, which {shown} is by its name and "
@@ -65,16 +65,16 @@ def test_a_gguf_file_is_known_by_its_name_or_its_facts(
     model = random_model("llama")
     named = write_gguf(tmp_path / "Small-1M-Instruct.Q8_0.gguf", model)
     sources, line = chosen(caplog, named)
-    assert sources == (named, heads / "gguf-head", True)
+    assert sources == (named, heads / "gguf-head", ("ngram",))
     assert f"the shipped head for {NAME}, which {named} is by its name and sizes" in line
     link = tmp_path / "link.gguf"
     link.symlink_to(named)
-    assert chosen(caplog, link)[0] == (link, heads / "gguf-head", True)
+    assert chosen(caplog, link)[0] == (link, heads / "gguf-head", ("ngram",))
 
 
 def test_sizes_alone_are_a_hint(tiny: Tiny, heads: Path, caplog: pytest.LogCaptureFixture) -> None:
     sources, line = chosen(caplog, tiny.target)
-    assert sources == (tiny.target, None, True)
+    assert sources == (tiny.target, None, ("ngram",))
     assert line == (
         f"drafts: ngram (prompt lookup), since {tiny.target} names no head. The shipped one for {NAME} fits its sizes: "
         f"if it is that model, give --draft {heads / 'folder-head'},ngram"
@@ -88,7 +88,7 @@ def test_a_name_alone_is_nothing(tiny: Tiny, heads: Path, tmp_path: Path, caplog
         shutil.copytree(tiny.wide_head, head, dirs_exist_ok=True)
         edit_json(head / "config.json", training={"target": NAME})
     sources, line = chosen(caplog, target)
-    assert sources == (target, None, True)
+    assert sources == (target, None, ("ngram",))
     assert line.endswith(f"names no head, and none in {heads} is for it; --draft takes one, or none")
     # An installation from a wheel has none, and says where they are.
     shutil.rmtree(heads)

@@ -1,6 +1,7 @@
 """`specdec serve` as a process, its options, and its mistakes in one line."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -141,13 +142,22 @@ def test_the_server_is_not_open_to_others_by_itself() -> None:
     assert ServerSettings().allowed_origins == ()
 
 
-Config = tuple[str, int | None, int | None, str | None]
+Config = tuple[str, dict[str, int], dict[str, Any]]
 CONFIGS: list[tuple[dict[str, Any], Config]] = [
-    ({"method": "ngram", "num_speculative_tokens": 4}, ("ngram", 4, None, None)),
-    ({"method": "eagle3", "model": "head", "num_speculative_tokens": 3}, ("head", 3, None, "eagle3")),
-    ({"model": "head", "draft_tensor_parallel_size": 2}, ("head", None, 2, None)),
-    ({"method": "draft_model", "model": "small"}, ("small", None, None, "draft_model")),
-    ({}, ("ngram", None, None, None)),
+    ({"method": "ngram", "num_speculative_tokens": 4}, ("ngram", {"depth": 4}, {})),
+    (
+        {"method": "eagle3", "model": "head", "num_speculative_tokens": 3},
+        ("head", {"depth": 3}, {"speculative_method": "eagle3"}),
+    ),
+    ({"model": "head", "draft_tensor_parallel_size": 2}, ("head", {}, {"draft_tensor_parallel_size": 2})),
+    ({"method": "draft_model", "model": "small"}, ("small", {}, {"speculative_method": "draft_model"})),
+    ({"method": "suffix", "num_speculative_tokens": 8}, ("suffix", {"depth": 8}, {})),
+    (
+        {"model": "h", "revision": "main", "kv_cache_dtype": "fp8", "enable_adaptive_verification": False},
+        ("h", {}, {"draft_revision": "main", "draft_kv_cache_dtype": "fp8", "adaptive_drafts": False}),
+    ),
+    ({"model": None}, ("ngram", {}, {})),
+    ({}, ("ngram", {}, {})),
 ]
 
 
@@ -171,9 +181,41 @@ def test_vllms_speculative_config(config: dict[str, Any], wanted: Config) -> Non
         {"model": "head", "draft_tensor_parallel_size": 0},
         {"model": "head", "draft_tensor_parallel_size": "2"},
         {"method": "ngram", "Method": "ngram"},
+        {"method": "suffix", "model": "x"},
+        {"method": ["ngram"]},
+        {"model": "head", "enable_adaptive_verification": "yes"},
     ],
     ids=str,
 )
 def test_wrong_speculative_configs_are_refused(config: Any) -> None:
     with pytest.raises(ValueError, match=r"^--speculative-config "):
         parse_speculative_config(json.dumps(config), "--speculative-config")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rejection_sample_method", "fly"),
+        ("rejection_sample_method", "synthetic"),
+        ("synthetic_acceptance_length", 2.5),
+        ("draft_sample_method", "beam"),
+        ("use_heterogeneous_vocab", True),
+    ],
+)
+def test_keys_that_would_change_what_is_served_are_refused_by_name(key: str, value: object) -> None:
+    told = re.escape(f"--speculative-config.{key} is {value!r}, which is not supported; ")
+    with pytest.raises(ValueError, match=f"^{told}"):
+        parse_speculative_config({"model": "head", key: value}, "--speculative-config")
+
+
+def test_keys_without_effect_are_named_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    given = {
+        "model": "head",
+        "attention_backend": "FLASH_ATTN",
+        "draft_sample_method": "greedy",
+        "rejection_sample_method": "block",
+        "moe_backend": None,
+    }
+    parse_speculative_config(given, "speculative_config")
+    wanted = "speculative_config: without effect here: attention_backend, draft_sample_method, rejection_sample_method"
+    assert [record.getMessage() for record in caplog.records] == [wanted]

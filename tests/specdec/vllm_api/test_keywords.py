@@ -76,7 +76,7 @@ REFUSED = [
     ({"dtype": torch.int8}, "dtype 'int8' is unknown; use auto, float64"),
     ({"seed": -3}, "seed is -3; it must be between 0 and 2^63 - 1"),
     ({"quantization": "awq"}, "quantization is 'awq'; it must be one of none, q8"),
-    ({"scheduler": None, "ngrams": True}, 'unknown keyword ngrams; use draft="ngram"'),
+    ({"scheduler": None, "chains": ("ngram",)}, 'unknown keyword chains; use draft="ngram"'),
 ]
 
 
