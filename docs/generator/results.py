@@ -272,6 +272,37 @@ def _draft_refresh() -> str:
     return f"{found} {document['served']} requests kept, {document['tokens']:,} tokens trained on; {times}."
 
 
+def _suffix() -> str:
+    rows = [
+        [
+            row["workload"],
+            row["draft"],
+            str(row["requests"]),
+            f"{row['tau']:.2f}",
+            f"{row['nodes_per_step']:.1f}" if "nodes_per_step" in row else "",
+            f"{row['speed_over_first']:.2f}" if "speed_over_first" in row else "",
+        ]
+        for row in read("suffix")["rows"]
+    ]
+    header = ["workload", "draft", "requests", "tau", "nodes a step", "speed over plain"]
+    return f"{table(header, rows)}\n\n{source('suffix', 'suffix --size 6')}"
+
+
+def _draft_store() -> str:
+    rows = [
+        [
+            f"{row['tokens']:,}",
+            f"{row['bytes_per_token']:g}",
+            f"{row['memory_mb']:,.0f}",
+            f"{row['us_per_token_stored']:.2f}",
+            f"{row['us_per_search']:.0f}",
+        ]
+        for row in read("draft_store")["rows"]
+    ]
+    header = ["tokens", "bytes per token", "MB", "µs per token stored", "µs per search"]
+    return _with_source("draft_store", header, rows)
+
+
 # FOLDER is what `python -m benchmarks.widen` wrote.
 NEVER_SLOWER_WIDE = (
     "never_slower --model FOLDER/target --draft FOLDER/eagle3 --name never_slower_wide --requests 24 --max-tokens 64 "
@@ -311,4 +342,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "results-refresh": _draft_refresh,
     "results-soak": _soak,
     "results-draft-window": _draft_window,
+    "results-suffix": _suffix,
+    "results-draft-store": _draft_store,
 }

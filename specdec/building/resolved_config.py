@@ -164,12 +164,12 @@ def _draft_sources(
     names = draft_names(draft)
     chains = tuple(str(name) for name in names if name in SOURCES)
     models = [name for name in names if name not in SOURCES]
-    if {NGRAM, SUFFIX} <= set(chains):
-        raise ValueError(f"draft is {str(draft)!r}; suffix drafts n-grams too: leave ngram out")
-    if len(models) > 1 or len(set(chains)) < len(chains):
+    # Suffix drafts n-grams too.
+    is_doubled = len(set(chains)) < len(chains) or {NGRAM, SUFFIX} <= set(chains)
+    if len(models) > 1 or is_doubled:
         hints = (nearest_hint(str(name), tuple(SOURCES)) for name in models)
         raise ValueError(
-            f"draft is {str(draft)!r}; it may name one head or small model, and {' and '.join(sorted(SOURCES))}"
+            f"draft is {str(draft)!r}; it may name one head or small model, and {' or '.join(sorted(SOURCES))}"
             f"{next(filter(None, hints), '')}"
         )
     if not models:
