@@ -275,9 +275,14 @@ def parser_of_answer(kind: type[ToolParser], body: ToolUse) -> ToolParser:
     return FirstCall(kind()) if body.is_single_call else kind()
 
 
+def begun_tag(text: str, tag: str) -> int:
+    """Return the length of the text's end that may begin a tag."""
+    most = min(len(text), len(tag) - 1)
+    return next((size for size in range(most, 0, -1) if tag.startswith(text[-size:])), 0)
+
+
 def _held_back(text: str, tag: str) -> int:
     """Return the length of the text's end that may begin a tag, with the white space before it."""
-    most = min(len(text), len(tag) - 1)
-    size = next((size for size in range(most, 0, -1) if tag.startswith(text[-size:])), 0)
+    size = begun_tag(text, tag)
     rest = text[: len(text) - size]
     return size + len(rest) - len(rest.rstrip())

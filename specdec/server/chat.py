@@ -31,8 +31,10 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     )
     service.leave_room(params)
     seconds, is_truncated = service.settings.request_timeout, params.truncate_prompt_tokens is not None
-    work = service.chat_tokens(request, body.conversation(), body.template_arguments(), may_be_longer=is_truncated)
+    arguments = body.template_arguments()
+    work = service.chat_tokens(request, body.conversation(), arguments, may_be_longer=is_truncated)
     prompt = await service.tokenized(request, work)
+    service.begin_thinking(params, prompt, arguments)
     answer_id = f"chatcmpl-{request.state.request_id}"
     answer = ChatAnswer(answer_id, service.served, body, params)
     states = service.run(answer_id, [prompt], params, request, body, "messages")

@@ -18,11 +18,13 @@ from specdec.config import EngineConfig
 from specdec.core.engine_stats import EngineStats
 from specdec.core.errors import QueueFullError
 from specdec.core.outputs import CompletionOutput, RequestOutput
+from specdec.core.reasoning import reasoning_parser
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.openai.completion_request import Prompt
 from specdec.openai.connection import while_connected
 from specdec.openai.errors import ApiError, bad_request
+from specdec.openai.reasoning_text import ServedReasoning
 from specdec.openai.replies import now
 from specdec.openai.request_model import RequestModel
 from specdec.openai.sampling_fields import SamplingFields
@@ -78,7 +80,7 @@ class Service:
             llm.tokenizer.set_chat_template(read_chat_template(settings.chat_template))
         template = llm.tokenizer.chat_template if llm.tokenizer else ""
         parser, figures = parser_for(settings.tool_call_parser, template), settings.per_request_spec_decode_metrics
-        self.served = ServedModel(names, llm.tokenizer, parser, figures, llm.config.shape.depth)
+        self.served = ServedModel(names, llm.tokenizer, parser, _reasoning(llm), figures, llm.config.shape.depth)
         self.tool_tags = llm.tokenizer.special_named(parser.TAGS) if llm.tokenizer else {}
         if self.tool_tags:
             self.defaults = {**self.defaults, "kept_special_tokens": sorted(self.tool_tags.values())}
@@ -126,6 +128,23 @@ class Service:
         if not body.calls.is_forced:
             return None
         return await asyncio.to_thread(body.forced_calls, self.served.tool_parser, self.tool_tags)
+
+    def begin_thinking(self, params: SamplingParams, prompt: list[int], template_arguments: dict[str, Any]) -> None:
+        """Set whether the answer to a conversation begins with thinking, and keep the marks in its text.
+
+        Args:
+            prompt: tokens of the conversation.
+            template_arguments: what its chat template got.
+        """
+        reasoning, tokenizer = self.served.reasoning, self.llm.tokenizer
+        if reasoning is None or tokenizer is None:
+            return
+        if params.reasoning_ended is None:
+            params.reasoning_ended = reasoning.has_ended(prompt, template_arguments)
+        parser = reasoning.parser
+        tags = tokenizer.special_named((parser.START, parser.END, *parser.ALSO_END))
+        if tags and not params.reasoning_ended:
+            params.kept_special_tokens = sorted({*(params.kept_special_tokens or ()), *tags.values()})
 
     def leave_room(self, params: SamplingParams) -> None:
         """Replace -1 for the tokens of a prompt by as many as leave room for the answer.
@@ -339,6 +358,11 @@ class Service:
         """Abort every running request."""
         for answer in list(self._running):
             await self.abort(answer)
+
+
+def _reasoning(llm: AsyncLLM) -> ServedReasoning | None:
+    name, marks = llm.config.reasoning_parser, llm.thinking
+    return None if name is None or marks is None else ServedReasoning(reasoning_parser(name), marks)
 
 
 def _cache_labels(config: EngineConfig) -> dict[str, str]:

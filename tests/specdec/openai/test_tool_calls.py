@@ -232,7 +232,7 @@ async def _last() -> RequestOutput:
     return [state async for _, state in _states()][-1]
 
 
-SERVED = ServedModel(["tiny"], None, HermesParser, "none", 0)
+SERVED = ServedModel(["tiny"], None, HermesParser, None, "none", 0)
 
 
 def _chat(**more: Any) -> ChatAnswer:
