@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from specdec.core.call_grammar import CallForm
 from specdec.core.reasoning import ReasoningParser
-from specdec.openai.tool_parsers import Item, ToolParser, begun_tag
+from specdec.openai.tagged_calls import Item, ToolParser, begun_tag
 from specdec.verify.thinking_state import ThinkingMarks
 
 

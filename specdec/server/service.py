@@ -15,6 +15,7 @@ from specdec.async_engine.async_llm import AsyncLLM
 from specdec.async_engine.errors import EngineDeadError
 from specdec.async_engine.text_lanes import SHORT_TEXT
 from specdec.config import EngineConfig
+from specdec.core.call_grammar import form_name
 from specdec.core.engine_stats import EngineStats
 from specdec.core.errors import QueueFullError
 from specdec.core.outputs import CompletionOutput, RequestOutput
@@ -84,10 +85,12 @@ class Service:
         self.tool_tags = llm.tokenizer.special_named(parser.TAGS) if llm.tokenizer else {}
         if self.tool_tags:
             self.defaults = {**self.defaults, "kept_special_tokens": sorted(self.tool_tags.values())}
+        if settings.tool_call_parser == "auto" and parser is not PlainText:
+            logger.info("tool calls have the form %s, as the chat template shows", form_name(template))
         if self._finds_no_calls and "tools" in template:
             logger.warning(
                 "the chat template has tools and shows no form of calls that is known, so calls come back as text; "
-                "set --tool-call-parser to hermes or llama3_json, or to none"
+                "set --tool-call-parser to its form, or to none"
             )
         # Ids of the engine's requests by the answer's id.
         self._running: dict[str, list[str]] = {}
@@ -115,7 +118,7 @@ class Service:
             if not self._has_warned_of_tools:
                 logger.warning(
                     "a request has tools, and the chat template shows no form of calls that is known, so calls come "
-                    "back as text; set --tool-call-parser to hermes or llama3_json, or to none (shown once)"
+                    "back as text; set --tool-call-parser to its form, or to none (shown once)"
                 )
             self._has_warned_of_tools = True
 
