@@ -11,37 +11,25 @@ from pydantic import TypeAdapter
 
 from specdec import LLM
 from specdec.async_engine.async_llm import AsyncLLM
-from tests.specdec.metaspace_llama import CALL, TEMPLATE, byte_ids, ids, save_chain
 from tests.specdec.server.running import Served, engine_in_thread
+from tests.specdec.thinking_chain import CALLED, ENGINE, SERVER, TEXT, THOUGHT, save_thinking_chain
 
 pytestmark = pytest.mark.slow
 
-# The conversation ends with "assistant". All marks are special tokens.
-CHAIN = [*byte_ids("t"), *ids("<think>", "▁hello", "▁true", "</think>", "▁world", "<tool_call>", CALL, "</tool_call>")]
-END = ids("</s>")[0]
-SETTINGS: dict[str, Any] = {"dtype": "float64", "kv_cache_memory": 8 << 20, "reasoning_parser": "qwen3"}
-# As Qwen3's, which shows the thinking of earlier turns to those that ask for it.
-THINKING_TEMPLATE = (
-    "{% if show_thoughts %}{% for m in messages %}{{ m.reasoning_content }}{% endfor %}{% endif %}"
-    + TEMPLATE
-    + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
-)
 TALK: Any = [{"role": "user", "content": "hello"}]
 TOOL: dict[str, Any] = {"name": "f", "parameters": {"type": "object", "properties": {}}}
 TOOLS: Any = [{"type": "function", "function": TOOL}]
 OFF = {"chat_template_kwargs": {"enable_thinking": False}}
-# What the model says.
-THOUGHT, TEXT, CALLED = " hello true", " world", {"a": 1}
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("thinking") / "target"
-    save_chain(folder, [*CHAIN, END], max_position_embeddings=1024)
+    save_thinking_chain(folder)
     # The whole chain is drafted from the second answer on.
     with (
-        engine_in_thread(AsyncLLM(folder, "ngram", **SETTINGS), LLM(folder, None, **SETTINGS)) as engine,
-        engine.again(tool_call_parser="hermes", chat_template=THINKING_TEMPLATE, served_model_name=["tiny"]) as served,
+        engine_in_thread(AsyncLLM(folder, "ngram", **ENGINE), LLM(folder, None, **ENGINE)) as engine,
+        engine.again(**SERVER) as served,
     ):
         yield served
 
