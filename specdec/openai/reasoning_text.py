@@ -1,12 +1,17 @@
 """The thinking at an answer's beginning, apart from what follows it. Text may come in pieces of any size."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from specdec.core.call_grammar import CallForm
-from specdec.core.reasoning import ReasoningParser
+from specdec.core.reasoning import ReasoningParser, reasoning_parser
+from specdec.core.sampling_params import SamplingParams
 from specdec.openai.tagged_calls import Item, ToolParser, begun_tag
-from specdec.verify.thinking_state import ThinkingMarks
+
+if TYPE_CHECKING:
+    # They import transformers and numpy, which the command line's help does without.
+    from specdec.models.tokenizer import Tokenizer
+    from specdec.verify.thinking_state import ThinkingMarks
 
 
 class Thought(NamedTuple):
@@ -25,16 +30,28 @@ class ServedReasoning:
     """
 
     parser: type[ReasoningParser]
-    marks: ThinkingMarks
+    marks: "ThinkingMarks"
 
-    def has_ended(self, prompt: list[int], template_arguments: dict[str, Any]) -> bool:
-        """Return whether the answer to a conversation begins without thinking.
+    @classmethod
+    def of(cls, name: str | None, marks: "ThinkingMarks | None") -> "ServedReasoning | None":
+        """Return how a model with a `reasoning_parser` thinks, None without."""
+        return None if name is None or marks is None else cls(reasoning_parser(name), marks)
+
+    def begin(
+        self, params: SamplingParams, tokenizer: "Tokenizer", prompt: list[int], template_arguments: dict[str, Any]
+    ) -> None:
+        """Set whether the answer to a conversation begins with thinking, and keep the marks in its text.
 
         Args:
-            prompt: its tokens.
+            prompt: tokens of the conversation.
             template_arguments: what its chat template got.
         """
-        return not self.parser.is_enabled(template_arguments) or self.marks.last(prompt) == self.marks.end
+        if params.reasoning_ended is None:
+            is_enabled = self.parser.is_enabled(template_arguments)
+            params.reasoning_ended = not is_enabled or self.marks.last(prompt) == self.marks.end
+        tags = tokenizer.special_named((self.parser.START, self.parser.END, *self.parser.ALSO_END))
+        if tags and not params.reasoning_ended:
+            params.kept_special_tokens = sorted({*(params.kept_special_tokens or ()), *tags.values()})
 
 
 class ThinkingText:

@@ -19,7 +19,6 @@ from specdec.core.call_grammar import form_name
 from specdec.core.engine_stats import EngineStats
 from specdec.core.errors import QueueFullError
 from specdec.core.outputs import CompletionOutput, RequestOutput
-from specdec.core.reasoning import reasoning_parser
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.openai.completion_request import Prompt
@@ -81,7 +80,8 @@ class Service:
             llm.tokenizer.set_chat_template(read_chat_template(settings.chat_template))
         template = llm.tokenizer.chat_template if llm.tokenizer else ""
         parser, figures = parser_for(settings.tool_call_parser, template), settings.per_request_spec_decode_metrics
-        self.served = ServedModel(names, llm.tokenizer, parser, _reasoning(llm), figures, llm.config.shape.depth)
+        reasoning = ServedReasoning.of(llm.config.reasoning_parser, llm.thinking)
+        self.served = ServedModel(names, llm.tokenizer, parser, reasoning, figures, llm.config.shape.depth)
         self.tool_tags = llm.tokenizer.special_named(parser.TAGS) if llm.tokenizer else {}
         if self.tool_tags:
             self.defaults = {**self.defaults, "kept_special_tokens": sorted(self.tool_tags.values())}
@@ -139,15 +139,8 @@ class Service:
             prompt: tokens of the conversation.
             template_arguments: what its chat template got.
         """
-        reasoning, tokenizer = self.served.reasoning, self.llm.tokenizer
-        if reasoning is None or tokenizer is None:
-            return
-        if params.reasoning_ended is None:
-            params.reasoning_ended = reasoning.has_ended(prompt, template_arguments)
-        parser = reasoning.parser
-        tags = tokenizer.special_named((parser.START, parser.END, *parser.ALSO_END))
-        if tags and not params.reasoning_ended:
-            params.kept_special_tokens = sorted({*(params.kept_special_tokens or ()), *tags.values()})
+        if self.served.reasoning is not None:
+            self.served.reasoning.begin(params, self.served.needed_tokenizer, prompt, template_arguments)
 
     def leave_room(self, params: SamplingParams) -> None:
         """Replace -1 for the tokens of a prompt by as many as leave room for the answer.
@@ -361,11 +354,6 @@ class Service:
         """Abort every running request."""
         for answer in list(self._running):
             await self.abort(answer)
-
-
-def _reasoning(llm: AsyncLLM) -> ServedReasoning | None:
-    name, marks = llm.config.reasoning_parser, llm.thinking
-    return None if name is None or marks is None else ServedReasoning(reasoning_parser(name), marks)
 
 
 def _cache_labels(config: EngineConfig) -> dict[str, str]:
