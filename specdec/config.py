@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from specdec.core.outputs import LogprobsMode
+from specdec.core.reasoning import reasoning_parser
 from specdec.core.request_limits import RequestLimits
 from specdec.draft_heads.drafting.chain_sources import SUFFIX
 from specdec.draft_heads.drafting.draft_shape import DraftShape
@@ -184,6 +185,14 @@ class EngineConfig:
     kernels: KernelChoice = setting(
         "auto", "auto, torch, triton or native; auto: triton on a GPU, native on a CPU where it was built, else torch."
     )
+    reasoning_parser: str | None = setting(
+        None,
+        "How the model sets its thinking apart from its answer: qwen3, deepseek_r1, or MODULE:CLASS of one's own. "
+        "Structured outputs and forced tool calls begin behind the thinking.",
+        metavar="NAME",
+        shown_default="it does not think",
+        panel="Model",
+    )
     structured_compile_timeout: float = setting(
         10.0,
         "Seconds after which a request is refused whose structured output is still being compiled.",
@@ -287,6 +296,8 @@ class EngineConfig:
                 raise ValueError(f"draft_options has {each!r}; it must be SOURCE=VALUE")
         if self.block_size % 8:
             raise ValueError(f"block_size is {self.block_size}; it must be a multiple of 8")
+        if self.reasoning_parser is not None:
+            reasoning_parser(self.reasoning_parser)
         if self.kv_transfer_config is not None:
             if not self.enable_prefix_caching:
                 raise ValueError("kv_transfer_config needs the prefix cache; leave enable_prefix_caching on")

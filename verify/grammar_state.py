@@ -109,6 +109,12 @@ class GrammarState:
         self._go_to(())
         return self._matcher.is_terminated() or self._matcher.is_completed()
 
+    def begin_at(self, place: int) -> None:
+        """Leave out all tokens before a place. Behind it no token has been read."""
+        if self._num_read != place:
+            self._num_read = place
+            self._masks.clear()
+
     def _read(self, token_ids: Sequence[int]) -> None:
         """Take the known tokens that are new."""
         if self._num_read == len(token_ids):

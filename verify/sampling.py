@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     # They import numpy, which the command line's help does without.
     from specdec.verify.grammar_state import GrammarState
+    from specdec.verify.thinking_state import ThinkingState
     from specdec.verify.token_arrays import TokenArrays
 
 # Below this a temperature is 0, as in vLLM.
@@ -43,7 +44,8 @@ class Sampling:
         end_tokens: tokens that end the output.
         seed: key of the request's randomness.
         sample_index: which of the request's samples this is.
-        grammar: state of the grammar that the output follows, of this sample alone; None for any output.
+        grammar: state of the grammar that the output follows, or of its thinking and then its grammar, of this sample
+            alone; None for any output.
     """
 
     temperature: float = 0.0
@@ -60,7 +62,7 @@ class Sampling:
     end_tokens: tuple[int, ...] = ()
     seed: int = 0
     sample_index: int = 0
-    grammar: "GrammarState | None" = None
+    grammar: "GrammarState | ThinkingState | None" = None
 
     @cached_property
     def token_arrays(self) -> "TokenArrays":

@@ -13,6 +13,7 @@ from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.upload import upload
 from specdec.verify.grammar_state import GrammarState
 from specdec.verify.sampling import Context, Sampling
+from specdec.verify.thinking_state import ThinkingState
 
 
 class NodeRows(NamedTuple):
@@ -112,7 +113,7 @@ def _edit(scores: Tensor, part: NodeRows) -> None:
 
 
 def forbid_outside(
-    grammar: GrammarState, scores: Tensor, context: Context, paths: Tensor, first_token: int = 0
+    grammar: GrammarState | ThinkingState, scores: Tensor, context: Context, paths: Tensor, first_token: int = 0
 ) -> None:
     """Forbid the tokens that a grammar does not have after the output and each row's path, in place.
 
@@ -122,7 +123,10 @@ def forbid_outside(
     """
     drafted = [[token for token in path if token >= 0] for path in paths.tolist()]
     start, skipped = divmod(first_token, 8)
-    own = grammar.masks(context.token_ids, drafted)[:, start : ceil_div(first_token + scores.shape[1], 8)]
+    own = grammar.masks(context.token_ids, drafted)
+    if own is None:
+        return
+    own = own[:, start : ceil_div(first_token + scores.shape[1], 8)]
     masks = upload(own, scores.device, torch.uint8)
     bits = masks[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=scores.device) & 1
     scores.masked_fill_(bits.flatten(1)[:, skipped : skipped + scores.shape[1]] == 0, float("-inf"))

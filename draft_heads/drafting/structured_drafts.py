@@ -7,6 +7,7 @@ from specdec.kernels.types.draft_trees import DraftTrees, HostTrees
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.verify.grammar_state import GrammarState
 from specdec.verify.sampling import Context
+from specdec.verify.thinking_state import ThinkingState
 
 
 class ForcedText:
@@ -19,7 +20,9 @@ class ForcedText:
         encode: returns the tokens of a text.
     """
 
-    def __init__(self, grammar: GrammarState, rates: ChainRates, encode: Callable[[str], list[int]]) -> None:
+    def __init__(
+        self, grammar: GrammarState | ThinkingState, rates: ChainRates, encode: Callable[[str], list[int]]
+    ) -> None:
         self.grammar, self.rates, self.encode = grammar, rates, encode
 
     def chains(self, token_ids: Sequence[int], depth: int) -> list[Chain]:

@@ -96,6 +96,7 @@ class AsyncLLM:
     Attributes:
         config: the settings, with nothing left open.
         tokenizer: None for a model without one.
+        thinking: marks of the model's thinking, None without a `reasoning_parser`.
         generation_config: end tokens and default sampling parameters of the checkpoint.
         max_model_len: limit of a request's tokens, prompt included.
         texts: makes tokens of texts.
@@ -120,6 +121,7 @@ class AsyncLLM:
         self.config, setup = engine_setup(model, draft, settings)
         self._requests = RequestMaker.read(self.config, read_llama_config(self.config.model))
         self.tokenizer, self.max_model_len = self._requests.tokenizer, self._requests.max_model_len
+        self.thinking = self._requests.thinking
         self.generation_config = self._requests.generation_config
         self.texts, self.lanes = self._requests.texts, TextLanes()
         self._exchange = Exchange()

@@ -51,6 +51,7 @@ class LLMSettings(TypedDict, total=False):
     kv_transfer_config: KVTransferConfig | str | Mapping[str, Any] | None
     role: Role
     kernels: KernelChoice
+    reasoning_parser: str | None
     structured_compile_timeout: float
     structured_max_bytes: int
     structured_cache_bytes: int

@@ -95,7 +95,14 @@ class ChatLoop:
         self._note(f"[{note}]\n" if note else "")
 
     def _show(self, output: RequestOutput) -> None:
-        self._screen.write_segments(output.segments)
+        thinking = self._conversation.thinking
+        if thinking is None:
+            self._screen.write_segments(output.segments)
+            return
+        for segment in output.segments:
+            self._screen.write_items(thinking.push(segment.text), segment.accepted, self._is_interactive)
+        if output.finished:
+            self._screen.write_items(thinking.finish(), False, self._is_interactive)
 
     def _note(self, text: str) -> None:
         """Write a line for people, and nothing for programs."""

@@ -1,12 +1,13 @@
 """Standard output of a command for people: text coloured by its origin on a terminal, plain elsewhere."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console, RenderableType
 from rich.segment import Segment as Piece
 from rich.segment import Segments
 from rich.style import Style
 
+from specdec.openai.reasoning_text import Thought
 from specdec.text.segment import Segment
 
 ACCEPTED = Style(color="green")
@@ -35,6 +36,15 @@ class Screen:
     def write_segments(self, segments: Sequence[Segment]) -> None:
         """Write text of an answer, accepted draft tokens coloured."""
         self.write(*((piece.text, ACCEPTED if piece.accepted else OWN) for piece in segments))
+
+    def write_items(self, items: Iterable[object], accepted: bool, shows_thinking: bool) -> None:
+        """Write text of an answer that thinks: its thinking is dimmed, or left out."""
+        style = ACCEPTED if accepted else OWN
+        for item in items:
+            if isinstance(item, Thought):
+                self.write((item.text if shows_thinking else "", style + DIM))
+            elif isinstance(item, str):
+                self.write((item, style))
 
     def draw(self, drawing: RenderableType) -> None:
         """Draw something of any width. A narrow terminal breaks its lines, where rich would leave parts out."""

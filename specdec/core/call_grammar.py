@@ -38,15 +38,22 @@ LLAMA3 = CallForm("parameters", between="; ")
 # Of models whose own form is not known, as in vLLM: a JSON list.
 LISTED = CallForm("parameters", between=", ", first="[", last="]")
 
-# By the names of the server's `--tool-call-parser`.
-FORMS = {"hermes": HERMES, "llama3_json": LLAMA3, "none": None}
+# By the names of the server's `--tool-call-parser`. Forms that are no JSON are not forced.
+FORMS = {"hermes": HERMES, "llama3_json": LLAMA3}
+# What a chat template holds of a form; the first that it holds is its own. Qwen3-Coder's calls have Hermes' tags.
+_SIGNS = (
+    ("qwen3_coder", ("<function=",)),
+    ("hermes", (HERMES.opening,)),
+    ("mistral", ("[TOOL_CALLS]",)),
+    # Meta's words for Llama 3.2, as vLLM's template has them.
+    ("pythonic", ("[func_name1(",)),
+    ("llama3_json", ("python_tag", '"parameters"')),
+)
 
 
 def form_name(template: str) -> str:
     """Return the name of the form that a chat template shows, `none` if it shows none that is known."""
-    if HERMES.opening in template:
-        return "hermes"
-    return "llama3_json" if "python_tag" in template or '"parameters"' in template else "none"
+    return next((name for name, signs in _SIGNS if any(sign in template for sign in signs)), "none")
 
 
 def forced_calls(

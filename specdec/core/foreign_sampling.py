@@ -16,7 +16,6 @@ FOREIGN_SAMPLING = {
     ),
     "stream_interval": Foreign("each step that brings tokens is a state of the stream", (1,)),
     "skip_reading_prefix_cache": Foreign("use cache_salt, or enable_prefix_caching of the engine", (False,)),
-    "thinking_token_budget": Foreign("use max_tokens", (-1,)),
     "repetition_detection": Foreign("use repetition_penalty or max_tokens"),
     "routed_experts_prompt_start": Foreign("models have no experts", (0,)),
     "trace_decode_token_ids": Foreign("use choices for the scores of given tokens"),

@@ -137,8 +137,23 @@ class SamplingParams:
     )
     structured_outputs: StructuredOutputsParams | None = setting(
         None,
-        "Form that the output follows: a JSON schema, a regular expression, a choice or a grammar.",
+        "Form that the output follows, behind its thinking if it thinks: a JSON schema, a regular expression, a choice "
+        "or a grammar.",
         wanted="`StructuredOutputsParams`, or None",
+        flags="",
+    )
+    thinking_token_budget: int | None = setting(
+        None,
+        "Most tokens that a model with a reasoning_parser thinks, behind which its end mark is forced; -1 for any "
+        "number.",
+        least=0,
+        wanted="0 or more, or -1 for any number",
+        shown_default="any number",
+    )
+    reasoning_ended: bool | None = setting(
+        None,
+        "Whether the output is an answer from its first token on, with a reasoning_parser; None: as the prompt's marks "
+        "show.",
         flags="",
     )
 
@@ -210,8 +225,9 @@ class SamplingParams:
 
     def _take_vllm_spellings(self) -> None:
         """Replace other spellings that vLLM has for a default, or for 1."""
-        if self.seed == -1:
-            self._set("seed", None)
+        for name in ("seed", "thinking_token_budget"):
+            if getattr(self, name) == -1:
+                self._set(name, None)
         if self.bad_words is None:
             self._set("bad_words", ())
         for name in ("logprobs", "prompt_logprobs"):

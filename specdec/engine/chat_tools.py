@@ -49,7 +49,7 @@ class ChatTools:
             return given
         functions = [Function.of(_function(tool)) for tool in self._tools]
         allowed = [function for function in functions if self._choice.allows(function.name)]
-        form = FORMS[form_name(template)]
+        form = FORMS.get(form_name(template))
         special = {} if form is None else tokenizer.special_named((form.opening, form.closing))
         structure = forced_calls(self._choice, allowed, form, special, is_single=False)
 

@@ -17,6 +17,7 @@ from specdec.core.choices import Choices
 from specdec.core.commands import Add
 from specdec.core.engine_stats import SourceCount
 from specdec.core.lora_request import LoadedAdapter
+from specdec.core.reasoning import reasoning_parser
 from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.structured_outputs import StructuredOutputsParams
@@ -34,11 +35,13 @@ from specdec.kernels.types.settings import MAX_WHOLE, ParameterError, check_text
 from specdec.models.checkpoint import has_tokenizer
 from specdec.models.generation_config import GenerationConfig
 from specdec.models.grammar_compiler import GrammarCompiler
+from specdec.models.reasoning_marks import thinking_marks
 from specdec.models.tokenizer import Tokenizer
 from specdec.text.detokenizer import Detokenizer
 from specdec.text.stop_strings import StopStrings, special_in_stops, stop_tokens
 from specdec.verify.grammar_state import Grammar, GrammarState
 from specdec.verify.sampling import Sampling
+from specdec.verify.thinking_state import ThinkingMarks, ThinkingState
 
 # Half of a surrogate pair, which a salt cannot hold: no request can name another's adapter in its salt.
 _NOT_IN_SALTS = "\ud800"
@@ -86,7 +89,8 @@ class RequestMaker:
 
         Raises:
             CheckpointError: a file that cannot be read.
-            ValueError: `max_model_len` is more than the model's positions.
+            ValueError: `max_model_len` is more than the model's positions, or a `reasoning_parser` whose marks the
+                model does not have.
         """
         tokenizer = None
         if config.tokenizer is not None or has_tokenizer(config.model):
@@ -100,7 +104,10 @@ class RequestMaker:
             logger.warning("generation_config.json: stop_strings is not used, for there is no tokenizer")
         if tokenizer is not None:
             generation = _with_tokenizers_end(generation, tokenizer, model.vocab_size)
-        return cls(config, model, tokenizer, generation, context)
+        maker = cls(config, model, tokenizer, generation, context)
+        # A parser that does not fit the model is refused at once.
+        _ = maker.thinking
+        return maker
 
     @cached_property
     def texts(self) -> RequestTexts:
@@ -157,6 +164,11 @@ class RequestMaker:
             raise ParameterError("priority", f"priority is {priority}; it must be between -2^63 and 2^63")
         if params.structured_outputs is not None:
             self.check_form(params.structured_outputs)
+        for name in ("thinking_token_budget", "reasoning_ended"):
+            if getattr(params, name) is not None and self.thinking is None:
+                raise ParameterError(
+                    name, f"{name} is {getattr(params, name)}; it needs the engine's reasoning_parser: leave it out"
+                )
         tokens = self._tokens(prompt, is_truncated=params.truncate_prompt_tokens is not None)
         vocab = self.model.vocab_size
         if not tokens:
@@ -215,6 +227,12 @@ class RequestMaker:
             is_shared=is_shared,
         )
 
+    @cached_property
+    def thinking(self) -> ThinkingMarks | None:
+        """Marks of the model's thinking, None without a `reasoning_parser`."""
+        name = self.config.reasoning_parser
+        return None if name is None else thinking_marks(reasoning_parser(name), self.tokenizer, self.model.vocab_size)
+
     def compile(self, add: Add) -> Grammar | None:
         """Return the compiled grammar of a request, which takes seconds for large schemas; None without one.
 
@@ -255,11 +273,7 @@ class RequestMaker:
         group_id = str(next(self._ids))
         cached_samples: dict[Request, None] = {}
         predicted = [int(token) for token in params.prediction or ()][: self.max_model_len]
-        grammars: list[GrammarState | None] = [None] * params.n
-        if params.structured_outputs is not None:
-            grammar = self.compile(add)
-            assert grammar is not None
-            grammars = [self.grammars.state(grammar, len(tokens), ends) for _ in grammars]
+        grammar = self.compile(add)
         requests = [
             Request(
                 request_id=f"{group_id}-{index}",
@@ -267,7 +281,9 @@ class RequestMaker:
                 num_prompt=len(tokens),
                 # The prompt is scored once.
                 params=params if index == 0 else replace(params, prompt_logprobs=None),
-                sampling=self._sampling(params, bad_words, ends, seed, index, grammars[index]),
+                sampling=self._sampling(
+                    params, bad_words, ends, seed, index, self._output_state(params, tokens, grammar, ends)
+                ),
                 max_length=longest,
                 end_tokens=ends,
                 detokenizer=Detokenizer(
@@ -294,6 +310,20 @@ class RequestMaker:
         for request in requests:
             self._add_sources(request, predicted, cache_salt)
         return RequestGroup(group_id, add.text, tokens, requests)
+
+    def _output_state(
+        self, params: SamplingParams, prompt: Sequence[int], grammar: Grammar | None, ends: frozenset[int]
+    ) -> GrammarState | ThinkingState | None:
+        """Return the state of a new request's output, None for one of any tokens."""
+        answer = None if grammar is None else self.grammars.state(grammar, len(prompt), ends)
+        budget, marks = params.thinking_token_budget, self.thinking
+        if marks is None or (answer is None and budget is None):
+            return answer
+        last = marks.last(prompt)
+        if last == marks.end if params.reasoning_ended is None else params.reasoning_ended:
+            return answer
+        is_open = last == marks.start
+        return ThinkingState(marks, len(prompt), self.model.vocab_size, is_open=is_open, budget=budget, grammar=answer)
 
     def _warn_of_no_drafts(self, add: Add) -> None:
         """Say once that a prompt is too long for the draft model."""
@@ -390,7 +420,7 @@ class RequestMaker:
         ends: frozenset[int],
         seed: int,
         index: int,
-        grammar: GrammarState | None,
+        grammar: GrammarState | ThinkingState | None,
     ) -> Sampling:
         allowed = params.allowed_token_ids
         return Sampling(

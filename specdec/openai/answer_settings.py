@@ -3,4 +3,4 @@
 from typing import Literal
 
 MetricsChoice = Literal["none", "summary", "detailed"]
-ToolCallParserChoice = Literal["auto", "hermes", "llama3_json", "none"]
+ToolCallParserChoice = Literal["auto", "hermes", "llama3_json", "pythonic", "qwen3_coder", "mistral", "none"]

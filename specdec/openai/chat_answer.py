@@ -13,6 +13,7 @@ from specdec.core.step_report import StepReporter
 from specdec.openai.chat_request import ChatRequest
 from specdec.openai.connection import DONE, event
 from specdec.openai.logprob_replies import chat_logprobs, prompt_logprobs
+from specdec.openai.reasoning_text import ThinkingText, Thought
 from specdec.openai.replies import (
     ChatChoice,
     ChatChunk,
@@ -31,8 +32,8 @@ from specdec.openai.replies import (
 )
 from specdec.openai.served_model import ServedModel
 from specdec.openai.speculation_replies import meta_info
+from specdec.openai.tagged_calls import Item, ToolParser
 from specdec.openai.tool_call_reader import CallArguments, CallStart
-from specdec.openai.tool_parsers import Item, ToolParser, parser_of_answer
 
 ASSISTANT = "assistant"
 
@@ -48,7 +49,7 @@ class _ChatProgress:
         has_begun, has_ended: whether its first and its last part are sent.
     """
 
-    parser: ToolParser
+    parser: ToolParser | ThinkingText
     steps: StepReporter
     tokens: int = 0
     calls: int = 0
@@ -61,10 +62,8 @@ class ChatAnswer:
 
     def __init__(self, answer_id: str, served: ServedModel, body: ChatRequest, params: SamplingParams) -> None:
         self._id, self._served, self._body, self._created = answer_id, served, body, now()
-        reporters = served.step_reporters(params)
-        self._sent = [
-            _ChatProgress(parser_of_answer(served.tool_parser, body), next(reporters)) for _ in range(params.n)
-        ]
+        self._params, reporters = params, served.step_reporters(params)
+        self._sent = [_ChatProgress(served.answer_parser(body, params), next(reporters)) for _ in range(params.n)]
 
     def whole(self, state: RequestOutput) -> ChatCompletion:
         """Return the answer made of the last state."""
@@ -84,16 +83,18 @@ class ChatAnswer:
 
     def _usage(self, state: RequestOutput) -> Usage:
         usage = Usage.of(len(state.prompt_token_ids), sum(len(output.token_ids) for output in state.outputs))
-        if self._body.prediction is not None:
+        if self._body.prediction is not None or self._served.reasoning is not None:
             stats = SpeculationStats.total(output.stats for output in state.outputs)
             usage.completion_tokens_details = CompletionTokensDetails(
-                stats.accepted_prediction, stats.rejected_prediction
+                stats.accepted_prediction,
+                stats.rejected_prediction,
+                self._served.num_thinking(self._params, state.outputs),
             )
         return usage
 
     def _choice(self, output: CompletionOutput) -> ChatChoice:
         sent = self._sent[output.index]
-        items = [*sent.parser.push(output.text), *sent.parser.finish()]
+        items = self._shown([*sent.parser.push(output.text), *sent.parser.finish()])
         calls: list[ToolCall] = []
         for item in items:
             if isinstance(item, CallStart):
@@ -102,7 +103,10 @@ class ChatAnswer:
                 calls[-1].function.arguments += item.text
         sent.calls = len(calls)
         text = "".join(item for item in items if isinstance(item, str))
-        message = ChatMessage(ASSISTANT, None if calls and not text else text)
+        thinking = "".join(item.text for item in items if isinstance(item, Thought))
+        message = ChatMessage(ASSISTANT, None if (calls or thinking) and not text else text)
+        if thinking:
+            message.reasoning = message.reasoning_content = thinking
         if calls and self._body.has_old_names:
             message.function_call = calls[0].function
         elif calls:
@@ -147,7 +151,7 @@ class ChatAnswer:
         if not sent.has_begun:
             sent.has_begun = True
             yield ChatChunkChoice(index, ChatDelta(ASSISTANT, ""))
-        items = sent.parser.push("".join(segment.text for segment in output.segments))
+        items = [*sent.parser.push("".join(segment.text for segment in output.segments))]
         if output.finish_reason is not None:
             items += sent.parser.finish()
         new_tokens = output.token_ids[sent.tokens :] if self._body.return_token_ids else []
@@ -155,7 +159,7 @@ class ChatAnswer:
         first.token_ids = new_tokens or UNSET
         if self._body.trace:
             first.trace = sent.steps.new_steps(output)
-        deltas = [self._delta(sent, item) for item in items]
+        deltas = [self._delta(sent, item) for item in self._shown(items)]
         if deltas:
             first.delta = deltas[0]
         if deltas or new_tokens or first.logprobs is not None or first.trace:
@@ -169,9 +173,17 @@ class ChatAnswer:
             last.meta_info = meta_info(self._body.return_meta_info, output)
             yield last
 
-    def _delta(self, sent: _ChatProgress, item: Item) -> ChatDelta:
+    def _shown(self, items: list[Item | Thought]) -> list[Item | Thought]:
+        """Return the items that the request wants to see."""
+        if self._body.include_reasoning is False:
+            return [item for item in items if not isinstance(item, Thought)]
+        return items
+
+    def _delta(self, sent: _ChatProgress, item: Item | Thought) -> ChatDelta:
         if isinstance(item, str):
             return ChatDelta(content=item)
+        if isinstance(item, Thought):
+            return ChatDelta(reasoning=item.text, reasoning_content=item.text)
         is_start = isinstance(item, CallStart)
         function = FunctionDelta("", item.name) if isinstance(item, CallStart) else FunctionDelta(item.text)
         sent.calls += is_start

@@ -60,7 +60,26 @@ class Prediction(RequestModel):
             raise ApiError(400, str(error), param="prediction") from None
 
 
-class TemplateFields(RequestModel):
+class TemplateArguments(RequestModel):
+    """Further variables of the chat template."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def own_arguments(self) -> dict[str, Any]:
+        """Return them.
+
+        Raises:
+            ApiError: one that requests may not set.
+        """
+        given = dict(self.chat_template_kwargs or {})
+        for name in _NO_TEMPLATE_ARGUMENTS:
+            if name in given:
+                message = f"chat_template_kwargs may not hold {name!r}; leave it out"
+                raise ApiError(400, message, param="chat_template_kwargs")
+        return given
+
+
+class TemplateFields(TemplateArguments):
     """Fields that a chat template reads, by vLLM's names."""
 
     messages: Objects[ChatMessageIn] | None = None
@@ -68,7 +87,6 @@ class TemplateFields(RequestModel):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
     def conversation(self) -> list[dict[str, Any]]:
         """Return the messages.
@@ -99,11 +117,7 @@ class TemplateFields(RequestModel):
         Raises:
             ApiError: an argument that requests may not set, or two that exclude each other.
         """
-        given = dict(self.chat_template_kwargs or {})
-        for name in _NO_TEMPLATE_ARGUMENTS:
-            if name in given:
-                message = f"chat_template_kwargs may not hold {name!r}; leave it out"
-                raise ApiError(400, message, param="chat_template_kwargs")
+        given = self.own_arguments()
         if self.continue_final_message and self.add_generation_prompt:
             message = "continue_final_message and add_generation_prompt exclude each other; leave one out"
             raise ApiError(400, message, param="continue_final_message")
@@ -127,6 +141,7 @@ class ChatRequest(TemplateFields, ToolFields):
     function_call: str | dict[str, Any] | None = None
     prediction: Prediction | None = None
     echo: bool | None = None
+    include_reasoning: bool | None = None
 
     @property
     def offered(self) -> list[dict[str, Any]]:

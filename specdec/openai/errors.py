@@ -12,6 +12,8 @@ from specdec.kernels.types.settings import ParameterError
 
 # nginx's status for a request whose client has gone, seen in logs and metrics alone.
 CLIENT_GONE = 499
+# Beginning of the paths of Anthropic's API.
+ANTHROPIC = "/v1/messages"
 # Seconds after which a client may try again when the queue is full or the engine restarts.
 RETRY_AFTER = 1
 _TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
@@ -34,9 +36,14 @@ class ErrorBody(msgspec.Struct):
 
 
 class ErrorReply(msgspec.Struct):
-    """Body of an answer that reports an error."""
+    """Body of an answer that reports an error.
+
+    Attributes:
+        type: "error" in Anthropic's form.
+    """
 
     error: ErrorBody
+    type: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ClientGoneError(Exception):
@@ -70,10 +77,20 @@ def error_reply(error: HTTPException) -> ErrorReply:
     return ErrorReply(ErrorBody(message, kind, getattr(error, "param", None), getattr(error, "code", None)))
 
 
-def error_response(error: HTTPException) -> Response:
-    """Return the answer that reports an error."""
-    body = msgspec.json.encode(error_reply(error))
-    return Response(body, error.status_code, dict(error.headers or {}), media_type="application/json")
+def error_response(error: HTTPException, path: str = "") -> Response:
+    """Return the answer that reports an error, in the form of the API that a path belongs to."""
+    reply = error_reply(error)
+    if path.startswith(ANTHROPIC):
+        reply.type = "error"
+    return Response(
+        msgspec.json.encode(reply), error.status_code, dict(error.headers or {}), media_type="application/json"
+    )
+
+
+def path_of(scope: Scope) -> str:
+    """Return a request's path within the application."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def bad_request(

@@ -23,17 +23,18 @@ def now() -> int:
 
 
 class CompletionTokensDetails(Struct):
-    """Counts of a predicted output's tokens: those that appeared in the completion, and those that did not."""
+    """Parts of the completion: tokens of a predicted output that appeared in it and that did not, and of thinking."""
 
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class Usage(Struct):
     """Counts of tokens.
 
     Attributes:
-        completion_tokens_details: where the request had a prediction.
+        completion_tokens_details: where the request had a prediction, or the model thinks.
     """
 
     prompt_tokens: int
@@ -177,6 +178,7 @@ class ChatMessage(Struct):
 
     Attributes:
         function_call: the call in an answer to a request with `functions`.
+        reasoning, reasoning_content: the model's thinking, by vLLM's names of now and of before.
     """
 
     role: str
@@ -184,6 +186,8 @@ class ChatMessage(Struct):
     refusal: None = None
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
     function_call: FunctionCall | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatDelta(Struct, omit_defaults=True):
@@ -193,6 +197,8 @@ class ChatDelta(Struct, omit_defaults=True):
     content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
     function_call: FunctionDelta | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
 
 class ChatChoice(Struct):

@@ -10,19 +10,22 @@ from specdec.core.sampling_params import SamplingParams
 from specdec.openai.connection import event
 from specdec.openai.errors import ApiError
 from specdec.openai.logprob_replies import chat_logprobs
+from specdec.openai.reasoning_text import Thought
 from specdec.openai.replies import TokenLogprob, now
 from specdec.openai.responses_replies import (
     InputDetails,
     OutputCall,
+    OutputDetails,
     OutputMessage,
+    OutputReasoning,
     OutputText,
+    ReasoningText,
     ResponseReply,
     ResponseUsage,
 )
 from specdec.openai.responses_request import ResponsesRequest
 from specdec.openai.served_model import ServedModel
 from specdec.openai.tool_call_reader import CallArguments, CallStart
-from specdec.openai.tool_parsers import parser_of_answer
 
 Event = dict[str, Any]
 
@@ -31,8 +34,8 @@ class ResponsesAnswer:
     """Makes the answer to a request of its states. The whole answer is what the events of a streamed one add up to."""
 
     def __init__(self, answer_id: str, served: ServedModel, body: ResponsesRequest, params: SamplingParams) -> None:
-        self._body, self._served = body, served
-        self._parser = parser_of_answer(served.tool_parser, body)
+        self._body, self._served, self._params = body, served, params
+        self._parser = served.answer_parser(body, params)
         self._reply = ResponseReply(
             id=answer_id,
             created_at=now(),
@@ -49,7 +52,7 @@ class ResponsesAnswer:
             truncation=body.truncation or "disabled",
             tools=[{"strict": False, "parameters": {}, **tool.model_dump()} for tool in body.tools or ()],
         )
-        self._open: OutputMessage | OutputCall | None = None
+        self._open: OutputMessage | OutputReasoning | OutputCall | None = None
         self._num_tokens = self._sequence = 0
 
     def whole(self, state: RequestOutput) -> ResponseReply:
@@ -91,7 +94,7 @@ class ResponsesAnswer:
 
     def _text(self, text: str, output: CompletionOutput) -> Iterator[Event]:
         """Add new text to the answer; yield its events."""
-        items = self._parser.push(text)
+        items = [*self._parser.push(text)]
         if output.finish_reason is not None:
             items += self._parser.finish()
         for item in items:
@@ -99,14 +102,17 @@ class ResponsesAnswer:
                 yield from self._begin_call(item.name)
             elif isinstance(item, CallArguments):
                 yield from self._add_arguments(item.text)
+            elif isinstance(item, Thought):
+                yield from self._think(item.text)
             else:
                 yield from self._delta(item, self._logprobs(output))
 
     def _logprobs(self, output: CompletionOutput) -> list[TokenLogprob]:
-        """Return the log-probabilities of tokens that are not sent yet."""
-        count, first = self._body.num_logprobs, self._num_tokens
+        """Return the log-probabilities of tokens of the answer that are not sent yet."""
+        count = self._body.num_logprobs
         if count is None or output.logprobs is None:
             return []
+        first = max(self._num_tokens, self._served.answer_place(self._params, output))
         self._num_tokens = len(output.token_ids)
         return chat_logprobs(output.token_ids[first:], output.logprobs[first:], count).content
 
@@ -115,9 +121,9 @@ class ResponsesAnswer:
         """Place of the open item, the last one so far."""
         assert self._open is not None
         place: Event = {"item_id": self._open.id, "output_index": len(self._reply.output) - 1}
-        return place | ({"content_index": 0} if isinstance(self._open, OutputMessage) else {})
+        return place if isinstance(self._open, OutputCall) else place | {"content_index": 0}
 
-    def _added(self, item: OutputMessage | OutputCall, kind: str) -> Event:
+    def _added(self, item: OutputMessage | OutputReasoning | OutputCall, kind: str) -> Event:
         return {"type": f"response.output_item.{kind}", "output_index": len(self._reply.output) - 1, "item": item}
 
     def _delta(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[Event]:
@@ -134,6 +140,17 @@ class ResponsesAnswer:
         part.logprobs += logprobs
         yield {"type": "response.output_text.delta", **self._place, "delta": text, "logprobs": logprobs}
 
+    def _think(self, text: str) -> Iterator[Event]:
+        item = self._open
+        if not isinstance(item, OutputReasoning):
+            item = self._open = OutputReasoning(f"rs_{secrets.token_hex(12)}")
+            self._reply.output.append(item)
+            yield self._added(item, "added")
+            item.content.append(ReasoningText())
+            yield {"type": "response.content_part.added", **self._place, "part": item.content[0]}
+        item.content[0].text += text
+        yield {"type": "response.reasoning_text.delta", **self._place, "delta": text}
+
     def _close(self, status: str) -> Iterator[Event]:
         """End the open item, if there is one."""
         item = self._open
@@ -145,6 +162,9 @@ class ResponsesAnswer:
             done = {"text": part.text, "logprobs": part.logprobs}
             yield {"type": "response.output_text.done", **self._place, **done}
             yield {"type": "response.content_part.done", **self._place, "part": part}
+        elif isinstance(item, OutputReasoning):
+            yield {"type": "response.reasoning_text.done", **self._place, "text": item.content[0].text}
+            yield {"type": "response.content_part.done", **self._place, "part": item.content[0]}
         else:
             done = {"arguments": item.arguments, "name": item.name}
             yield {"type": "response.function_call_arguments.done", **self._place, **done}
@@ -178,6 +198,7 @@ class ResponsesAnswer:
             reply.error = {"code": "server_error", "message": "the request was aborted"}
         prompt, generated = len(state.prompt_token_ids), len(output.token_ids)
         cached = InputDetails(state.num_cached_tokens or 0)
-        reply.usage = ResponseUsage(prompt, generated, prompt + generated, cached)
+        thinking = OutputDetails(self._served.num_thinking(self._params, state.outputs))
+        reply.usage = ResponseUsage(prompt, generated, prompt + generated, cached, thinking)
         reply.metrics, reply.sglext = self._served.speculation_figures(self._body, state.outputs)
         yield self._status(reply.status)

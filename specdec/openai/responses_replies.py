@@ -26,6 +26,22 @@ class OutputMessage(Struct, tag="message", tag_field="type"):
     content: list[OutputText] = field(default_factory=list)
 
 
+class ReasoningText(Struct):
+    """Text of the model's thinking."""
+
+    text: str = ""
+    type: str = "reasoning_text"
+
+
+class OutputReasoning(Struct, tag="reasoning", tag_field="type"):
+    """The model's thinking. It is given as it is, so there is no summary."""
+
+    id: str
+    status: str = "in_progress"
+    summary: list[None] = field(default_factory=list)
+    content: list[ReasoningText] = field(default_factory=list)
+
+
 class OutputCall(Struct, tag="function_call", tag_field="type"):
     """A call of a function."""
 
@@ -71,7 +87,7 @@ class ResponseReply(Struct, kw_only=True):
     created_at: int
     status: str = "in_progress"
     model: str
-    output: list[OutputMessage | OutputCall] = field(default_factory=list)
+    output: list[OutputMessage | OutputReasoning | OutputCall] = field(default_factory=list)
     error: dict[str, str] | None = None
     incomplete_details: dict[str, str] | None = None
     instructions: str | None

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from specdec.core.chat_content import part_texts
 from specdec.core.structured_outputs import StructuredOutputsParams
-from specdec.openai.chat_request import Content
+from specdec.openai.chat_request import Content, TemplateArguments
 from specdec.openai.errors import ApiError
 from specdec.openai.request_model import ListOf, Objects, RequestModel, Texts
 from specdec.openai.sampling_fields import Int, check_logprobs
@@ -61,7 +61,7 @@ class TextOptions(RequestModel):
     format: TextFormat | None = None
 
 
-class ResponsesRequest(ToolFields):
+class ResponsesRequest(TemplateArguments, ToolFields):
     """OpenAI's fields, and vLLM's sampling parameters besides."""
 
     input: str | Objects[InputItem]
@@ -108,10 +108,16 @@ class ResponsesRequest(ToolFields):
         return [*system, *_joined_turns(item.message() for item in self.input)]
 
     def template_arguments(self) -> dict[str, Any]:
-        """Return what the chat template gets beside the messages."""
+        """Return what the chat template gets beside the messages.
+
+        Raises:
+            ApiError: an argument that requests may not set.
+        """
+        given = self.own_arguments()
         shown = [{key: value for key, value in each.items() if key != "strict"} for each in self.shown_functions()]
         # Chat templates know the form of chat completions.
-        return {"tools": [{"type": "function", "function": function} for function in shown]} if shown else {}
+        tools = [{"type": "function", "function": function} for function in shown]
+        return given | ({"tools": tools} if tools else {})
 
     @property
     def shown_choice(self) -> str | dict[str, Any]:

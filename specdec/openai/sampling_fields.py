@@ -89,6 +89,8 @@ class SamplingFields(RequestModel):
     user: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsFields | None = None
+    thinking_token_budget: Int | None = None
+    reasoning_ended: bool | None = None
 
     @property
     def uses_tools(self) -> bool:

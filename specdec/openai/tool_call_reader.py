@@ -183,11 +183,11 @@ def _pieces(body: Any) -> Sequence[CallPiece]:
     arguments = next((body[key] for key in ("arguments", "parameters") if body.get(key) is not None), None)
     if arguments is None and not body.keys() <= _PLAIN_KEYS:
         return []
-    text = _argument_text(arguments)
+    text = argument_text(arguments)
     return [] if text is None else [CallStart(body["name"]), CallArguments(text)]
 
 
-def _argument_text(arguments: Any) -> str | None:
+def argument_text(arguments: Any) -> str | None:
     """Return arguments as the JSON text of an object, None if they are none.
 
     Models that have seen OpenAI's API write them as a JSON text in a string.

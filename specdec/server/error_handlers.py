@@ -8,7 +8,7 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from specdec.openai.errors import CLIENT_GONE, ApiError, ClientGoneError, error_response, note_outcome
+from specdec.openai.errors import CLIENT_GONE, ApiError, ClientGoneError, error_response, note_outcome, path_of
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     """Answer errors that routes raise, and unknown routes and methods."""
     assert isinstance(error, HTTPException)
     note_outcome(request.scope, error)
-    return error_response(error)
+    return error_response(error, path_of(request.scope))
 
 
 async def on_invalid_request(request: Request, error: Exception) -> Response:
@@ -38,7 +38,7 @@ async def on_unexpected_error(request: Request, error: Exception) -> Response:
     name = request.state.request_id
     fields = {"request_id": name, "method": request.method, "path": request.url.path}
     logger.error("%s %s failed, request %s", request.method, request.url.path, name, exc_info=error, extra=fields)
-    return error_response(ApiError(500, "the server failed; its log has the reason"))
+    return error_response(ApiError(500, "the server failed; its log has the reason"), path_of(request.scope))
 
 
 def _described(errors: Sequence[Any]) -> ApiError:

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from specdec.openai.errors import ApiError, error_response, note_outcome, outcome
+from specdec.openai.errors import ApiError, error_response, note_outcome, outcome, path_of
 from specdec.server.metrics import ServerMetrics
 from specdec.server.server_settings import ServerSettings
 
@@ -64,14 +64,14 @@ class Gate:
 
         try:
             _check_headers(headers)
-            key = self._checked_key(headers, scope["path"].removeprefix(scope.get("root_path", "")))
+            key = self._checked_key(headers, path_of(scope))
             client = key or (scope.get("client") or ("",))[0]
             scope["state"]["client"] = client
             body = await self._body(headers, receive)
             await self._turn(client)
         except ApiError as error:
             note_outcome(scope, error)
-            await error_response(error)(scope, receive, send_with_id)
+            await error_response(error, path_of(scope))(scope, receive, send_with_id)
         else:
             await self._app(inner, _again(body, receive), send_with_id)
         finally:
@@ -110,7 +110,9 @@ class Gate:
             raise ApiError(403, "this route needs an administrator's key; start the server with --admin-api-key")
         scheme, _, key = headers.get("authorization", "").partition(" ")
         # Headers are decoded as Latin-1, whatever the client meant.
-        given = _digest(key.strip().encode("latin-1")) if scheme.lower() == "bearer" else b""
+        # Anthropic's clients have a header of their own.
+        key = key if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        given = _digest(key.strip().encode("latin-1")) if key else b""
         is_client, is_administrator = _is_one_of(given, self._keys), _is_one_of(given, self._admin_keys)
         if is_client and is_admin and not is_administrator:
             raise ApiError(403, "this route needs an administrator's key, one of --admin-api-key")

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from specdec.openai.errors import ErrorReply
+from specdec.openai.messages_answer import InputTokens, MessageReply
 from specdec.openai.replies import (
     JSON,
     Aborted,
@@ -26,7 +27,7 @@ Responses = dict[int | str, dict[str, Any]]
 REFERENCE = "#/components/schemas/{name}"
 _ANSWERS = (
     *(Aborted, ChatCompletion, ChoiceScores, Completion, Detokenized, DraftUpdate, ErrorReply, ModelCard, ModelList),
-    ResponseReply,
+    *(InputTokens, MessageReply, ResponseReply),
     *(Tokenized, Version),
 )
 

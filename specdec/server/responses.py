@@ -32,8 +32,10 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
         params.truncate_prompt_tokens = -1
     service.leave_room(params)
     seconds, is_truncated = service.settings.request_timeout, params.truncate_prompt_tokens is not None
-    work = service.chat_tokens(request, body.messages(), body.template_arguments(), "input", may_be_longer=is_truncated)
+    arguments = body.template_arguments()
+    work = service.chat_tokens(request, body.messages(), arguments, "input", may_be_longer=is_truncated)
     prompt = await service.tokenized(request, work)
+    service.begin_thinking(params, prompt, arguments)
     answer_id = f"resp-{request.state.request_id}"
     answer = ResponsesAnswer(answer_id, service.served, body, params)
     states = service.run(answer_id, [prompt], params, request, body, "input")

@@ -39,7 +39,9 @@ class ServerSettings:
         True, "Let the model choose whether to call a tool; without it, tools need tool_choice none."
     )
     tool_call_parser: ToolCallParserChoice = setting(
-        "auto", "Form of the model's tool calls: hermes, llama3_json, none, or auto, as the chat template shows it."
+        "auto",
+        "Form of the model's tool calls: hermes, llama3_json, pythonic, qwen3_coder, mistral, none, or auto, as the "
+        "chat template shows it.",
     )
     per_request_spec_decode_metrics: MetricsChoice = setting(
         "none",

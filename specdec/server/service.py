@@ -15,6 +15,7 @@ from specdec.async_engine.async_llm import AsyncLLM
 from specdec.async_engine.errors import EngineDeadError
 from specdec.async_engine.text_lanes import SHORT_TEXT
 from specdec.config import EngineConfig
+from specdec.core.call_grammar import form_name
 from specdec.core.engine_stats import EngineStats
 from specdec.core.errors import QueueFullError
 from specdec.core.outputs import CompletionOutput, RequestOutput
@@ -23,6 +24,7 @@ from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.openai.completion_request import Prompt
 from specdec.openai.connection import while_connected
 from specdec.openai.errors import ApiError, bad_request
+from specdec.openai.reasoning_text import ServedReasoning
 from specdec.openai.replies import now
 from specdec.openai.request_model import RequestModel
 from specdec.openai.sampling_fields import SamplingFields
@@ -78,14 +80,17 @@ class Service:
             llm.tokenizer.set_chat_template(read_chat_template(settings.chat_template))
         template = llm.tokenizer.chat_template if llm.tokenizer else ""
         parser, figures = parser_for(settings.tool_call_parser, template), settings.per_request_spec_decode_metrics
-        self.served = ServedModel(names, llm.tokenizer, parser, figures, llm.config.shape.depth)
+        reasoning = ServedReasoning.of(llm.config.reasoning_parser, llm.thinking)
+        self.served = ServedModel(names, llm.tokenizer, parser, reasoning, figures, llm.config.shape.depth)
         self.tool_tags = llm.tokenizer.special_named(parser.TAGS) if llm.tokenizer else {}
         if self.tool_tags:
             self.defaults = {**self.defaults, "kept_special_tokens": sorted(self.tool_tags.values())}
+        if settings.tool_call_parser == "auto" and parser is not PlainText:
+            logger.info("tool calls have the form %s, as the chat template shows", form_name(template))
         if self._finds_no_calls and "tools" in template:
             logger.warning(
                 "the chat template has tools and shows no form of calls that is known, so calls come back as text; "
-                "set --tool-call-parser to hermes or llama3_json, or to none"
+                "set --tool-call-parser to its form, or to none"
             )
         # Ids of the engine's requests by the answer's id.
         self._running: dict[str, list[str]] = {}
@@ -113,7 +118,7 @@ class Service:
             if not self._has_warned_of_tools:
                 logger.warning(
                     "a request has tools, and the chat template shows no form of calls that is known, so calls come "
-                    "back as text; set --tool-call-parser to hermes or llama3_json, or to none (shown once)"
+                    "back as text; set --tool-call-parser to its form, or to none (shown once)"
                 )
             self._has_warned_of_tools = True
 
@@ -126,6 +131,16 @@ class Service:
         if not body.calls.is_forced:
             return None
         return await asyncio.to_thread(body.forced_calls, self.served.tool_parser, self.tool_tags)
+
+    def begin_thinking(self, params: SamplingParams, prompt: list[int], template_arguments: dict[str, Any]) -> None:
+        """Set whether the answer to a conversation begins with thinking, and keep the marks in its text.
+
+        Args:
+            prompt: tokens of the conversation.
+            template_arguments: what its chat template got.
+        """
+        if self.served.reasoning is not None:
+            self.served.reasoning.begin(params, self.served.needed_tokenizer, prompt, template_arguments)
 
     def leave_room(self, params: SamplingParams) -> None:
         """Replace -1 for the tokens of a prompt by as many as leave room for the answer.

@@ -6,7 +6,7 @@ import pytest
 
 from tests.kernels.recorded_launches import check_recorded
 from tests.simulated_gpu import SimulatedGPU, simulated_gpu
-from tests.specdec.structured.checkpoints import Bytes, save_bytes
+from tests.specdec.structured.checkpoints import Bytes, save_bytes, save_thinking
 from tests.specdec.tiny_checkpoints import Tiny, save_tiny
 from tests.specdec.world import World, make_world
 from tests.triton_launches import Launch, recorded_launches
@@ -57,3 +57,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture(scope="session")
 def bytes_model(tmp_path_factory: pytest.TempPathFactory) -> Bytes:
     return save_bytes(tmp_path_factory.mktemp("bytes"))
+
+
+@pytest.fixture(scope="session")
+def thinking_model(tmp_path_factory: pytest.TempPathFactory, bytes_model: Bytes) -> Bytes:
+    return save_thinking(tmp_path_factory.mktemp("thinking") / "target", bytes_model)

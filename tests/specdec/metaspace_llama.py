@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tests.fakes import save_random_llama
 
-SPECIAL = ["<unk>", "<s>", "</s>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>"]
+SPECIAL = ["<unk>", "<s>", "</s>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>"]
 CALL = '{"name":▁"f",▁"arguments":▁{"a":▁1}}'
 WORDS = [CALL, "▁hello", "▁world", "▁true", "true", "▁cat", "cat", "▁", "▁▁", "▁the", "s", ",", "x", "▁x", "<0x41"]
 TEMPLATE = (

@@ -39,6 +39,7 @@ WITHOUT_OPTION = {
     "prompt_logprobs": "not shown",
     "logprobs_mode": "not shown",
     "structured_outputs": "for clients",
+    "reasoning_ended": "the prompt's marks show it",
     "model": "own option",
     "draft": "own option",
     "chains": "a part of --draft",

@@ -46,6 +46,12 @@ class Answer {
   /** `open(answer, number)` is called when the user chooses a step. */
   constructor(parent, open) {
     this.block = add(parent, "div");
+    // What the model thinks first, folded.
+    this.thoughts = add(this.block, "details", "thinking");
+    this.thoughts.hidden = true;
+    add(this.thoughts, "summary", "", "Thinking");
+    this.thinking = add(this.thoughts, "div", "");
+    this.isThinking = false;
     this.text = add(this.block, "div", "answer");
     this.steps = [];
     // Numbers of the steps that are passes over the prompt: the first of each part.
@@ -92,6 +98,25 @@ class Answer {
     this.content += text;
   }
 
+  addThought(text) {
+    this.thinking.textContent += text;
+    this.thoughts.hidden = false;
+    this.isThinking = true;
+  }
+
+  /** Take the thinking out of the text, whose end of this length is the beginning of the answer. */
+  endThinking(length) {
+    if (!this.isThinking) return;
+    const begin = this.content.length - length;
+    this.isThinking = false;
+    this.content = this.content.slice(begin);
+    this.pieces = this.pieces.filter(({ end }) => end > begin)
+      .map(({ start, end, ...rest }) => ({ ...rest, start: Math.max(start - begin, 0), end: end - begin }));
+  }
+
+  /** What the model has said behind its thinking. */
+  get said() { return this.isThinking ? "" : this.content; }
+
   addStep(step, isPass) {
     const number = this.steps.push(step) - 1;
     if (isPass) this.passes.push(number);
@@ -100,7 +125,7 @@ class Answer {
 
   /** Show the text, as markdown or as it is. Blocks that have not changed stay as they are. */
   show(isMarkdown) {
-    const blocks = (isMarkdown ? parseMarkdown : parsePlain)(this.content);
+    const blocks = (isMarkdown ? parseMarkdown : parsePlain)(this.said);
     const keys = blocks.map((block) => JSON.stringify(block));
     let same = 0;
     while (same < keys.length && same < this.shown.length && keys[same] === this.shown[same].key) same++;

@@ -86,7 +86,11 @@ function start() {
             answer.addStep(step, isFirst);
             isFirst = false;
           }
-          if (!traces) answer.addText(choice.delta.content);
+          const { reasoning, content } = choice.delta;
+          if (reasoning) answer.addThought(reasoning);
+          // Steps hold all text, and what they have brought of the answer comes behind its thinking.
+          if (content) answer.endThinking(traces ? content.length : 0);
+          if (!traces) answer.addText(content);
           ended.reason = choice.finish_reason ?? ended.reason;
         }
       }
@@ -112,15 +116,18 @@ function start() {
     } catch (error) {
       if (error.name === "AbortError") end = endOf(null, 0, limit, true);
       // What has come can go on once the cause is mended.
-      else end = { text: error.message, goesOn: Boolean(answer.content), isError: true };
+      else end = { text: error.message, goesOn: Boolean(answer.said), isError: true };
       if (error.status === 401) at("key-label").hidden = false;
     }
-    if (answer.content && chat[chat.length - 1].role === "assistant") chat[chat.length - 1].content = answer.content;
-    else if (answer.content) chat.push({ role: "assistant", content: answer.content });
+    if (answer.said && chat[chat.length - 1].role === "assistant") chat[chat.length - 1].content = answer.said;
+    else if (answer.said) {
+      const reasoning = answer.thinking.textContent;
+      chat.push({ role: "assistant", content: answer.said, ...(reasoning && { reasoning }) });
+    }
     // A new chat may have begun since, and a later answer with it.
     if (chat === messages) {
       answer.showEnd(end, () => { if (!running) run(answer); });
-      if (!answer.content) at("message").value = chat.pop().content;
+      if (!answer.said) at("message").value = chat.pop().content;
     }
     if (running !== own) return;
     running = null;

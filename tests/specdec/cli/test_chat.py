@@ -19,11 +19,13 @@ from prompt_toolkit.output import DummyOutput
 from specdec import LLM, SamplingParams
 from specdec.cli.app import main
 from specdec.cli.chat_commands import COMMANDS
+from specdec.cli.conversation import Conversation
 from specdec.cli.screen import Screen
 from specdec.cli.tree_view import draw_tree, token_text
 from specdec.core.outputs import TreeTrace
 from specdec.core.request import Request
 from specdec.engine.engine import LLMEngine
+from tests.specdec.thinking_chain import TEXT, THOUGHT, save_thinking_chain
 from tests.specdec.tiny_checkpoints import Tiny
 
 pytestmark = pytest.mark.slow
@@ -379,3 +381,29 @@ def test_text_of_tokens() -> None:
     half = tokenizer.backend.token_to_id("Ã")
     assert half is not None
     assert token_text(tokenizer, half) == "'Ã'"
+
+
+def test_thinking_is_dimmed_and_no_part_of_an_answer_for_programs(
+    chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_thinking_chain(tmp_path / "target")
+    options = ("--model", tmp_path / "target", "--draft", "none", "--reasoning-parser", "qwen3", "--max-tokens", 5)
+    seen: list[list[dict[str, str]]] = []
+    prompt = Conversation._prompt
+
+    def watched(self: Conversation, messages: list[dict[str, str]]) -> list[int]:
+        seen.append(messages)
+        return prompt(self, messages)
+
+    monkeypatch.setattr(Conversation, "_prompt", watched)
+    result = chat("hello", "hello", options=options)
+    assert (result.code, result.out) == (0, f"{TEXT}\n{TEXT}\n")
+    # The template of a later turn gets the thinking apart.
+    assert seen[-1][1] == {"role": "assistant", "content": TEXT, "reasoning_content": THOUGHT}
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    shown = chat("hello", typed=True, options=options).out.split("the chat.\n\n")[1]
+    dimmed = "".join(re.findall("\x1b\\[2m(.*?)\x1b\\[0m", shown))
+    assert dimmed.startswith(THOUGHT)
+    assert TEXT not in dimmed
+    assert f"{TEXT}\n" in re.sub("\x1b\\[.*?m", "", shown)

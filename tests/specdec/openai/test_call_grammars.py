@@ -99,7 +99,7 @@ def test_every_output_is_valid_calls_of_allowed_functions(
     assert text is not None
 
     def parser() -> ToolParser:
-        body: Any = SimpleNamespace(calls=choice, is_single_call=is_single)
+        body: Any = SimpleNamespace(offered=[], calls=choice, is_single_call=is_single)
         return parser_of_answer(kind, body)
 
     calls = read(parser(), [text])

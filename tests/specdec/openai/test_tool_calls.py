@@ -23,8 +23,9 @@ from specdec.openai.responses_answer import ResponsesAnswer
 from specdec.openai.responses_replies import OutputCall
 from specdec.openai.responses_request import ResponsesRequest
 from specdec.openai.served_model import ServedModel
+from specdec.openai.tagged_calls import HermesParser, LlamaParser, ToolParser
 from specdec.openai.tool_call_reader import CallArguments, CallStart
-from specdec.openai.tool_parsers import HermesParser, LlamaParser, PlainText, ToolParser, parser_for
+from specdec.openai.tool_parsers import PlainText, parser_for
 from specdec.text.segment import Segment
 from tests.fakes import edit_json
 from tests.profiles import num_cases
@@ -232,7 +233,7 @@ async def _last() -> RequestOutput:
     return [state async for _, state in _states()][-1]
 
 
-SERVED = ServedModel(["tiny"], None, HermesParser, "none", 0)
+SERVED = ServedModel(["tiny"], None, HermesParser, None, "none", 0)
 
 
 def _chat(**more: Any) -> ChatAnswer:

@@ -212,11 +212,13 @@ def test_a_template_with_tools_and_no_known_form_of_calls_is_warned_of_at_start(
         "{{ tools }}<tool_call>": 0,
         '{{ tools }}{"name": "f", "parameters": {}}': 0,
     }
+    chosen = list(templates)[2:]
     monkeypatch.setattr(engine.llm, "tokenizer", Tokenizer(engine.llm.config.model))
     choices: tuple[ToolCallParserChoice, ...] = ("auto", "none")
     for template, warnings in templates.items():
         for choice in choices:
-            with caplog.at_level(logging.WARNING):
+            with caplog.at_level(logging.INFO, "specdec"):
                 Service(engine.llm, ServerSettings(port=0, tool_call_parser=choice, chat_template=template), "tiny")
+            assert ("as the chat template shows" in caplog.text) == (choice == "auto" and template in chosen)
             assert caplog.text.count("--tool-call-parser") == (warnings if choice == "auto" else 0), template
             caplog.clear()

@@ -270,3 +270,33 @@ def test_a_recorded_answer_says_how_it_ended(script: Script) -> None:
     assert found["end"] == "cut at --max-tokens 2"
     assert found["text"].startswith("<div.paragraph.level0>a<strong>")
     assert found["place"] == "step 1 of 1"
+
+
+@pytest.mark.parametrize("traces", [True, False])
+def test_thinking_is_folded_and_no_part_of_the_answer(script: Script, traces: bool) -> None:
+    """The text of steps holds marks and thinking; the answer's keeps its steps."""
+    found = script(f"""
+        const event = (data) => `data: ${{JSON.stringify(data)}}\\n\\n`;
+        const steps = [step("<think>Hm"), step(", so</think>**Y"), step("es**")], traces = {json.dumps(traces)};
+        const [first, second] = [{{ reasoning: "Hm" }}, {{ reasoning: ", so" }}];
+        const said = [[first], [second, {{ content: "**Y" }}], [{{ content: "es**" }}]];
+        const parts = said.map((deltas, number) => deltas.map((delta, place) => event({{ choices: [
+          {{ delta, finish_reason: null, ...(traces && place === 0 && {{ trace: [steps[number]] }}) }},
+        ] }})).join(""));
+        parts.push(event({{ choices: [{{ delta: {{}}, finish_reason: "stop" }}] }}), "data: [DONE]\\n\\n");
+        const refused = {{ status: 400, error: {{ message: "no", param: "trace" }} }};
+        const page = openPage(html, [...(traces ? [] : [refused]), {{ parts: [...parts] }}, {{ parts: [...parts] }}]);
+        await page.send("a");
+        await page.send("b");
+        const pieces = page.ids.chat.all("piece").map((one) => [one.textContent, one.dataset.step]);
+        const [folded] = page.ids.chat.all("thinking");
+        const markup = page.ids.chat.all("answer")[0].markup;
+        const last = page.bodies[page.bodies.length - 1].messages;
+        const [kind, open, thinking] = [folded.name, folded.attributes.open, folded.children[1].textContent];
+        return {{ kind, open, thinking, markup, pieces, last }};
+    """)
+    assert (found["kind"], found.get("open"), found["thinking"]) == ("details", None, "Hm, so")
+    assert found["markup"] == "<div.paragraph.level0><strong>Yes</strong></div>"
+    assert found["last"][1] == {"role": "assistant", "content": "**Yes**", "reasoning": "Hm, so"}
+    if traces:
+        assert found["pieces"][:2] == [["Y", "1"], ["es", "2"]]

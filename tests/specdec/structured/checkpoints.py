@@ -12,6 +12,8 @@ from tests.fakes import save_random_eagle3, save_random_head, save_random_llama
 SPECIAL = ["<unk>", "<s>", "</s>"]
 EOS = 2
 MERGES = [('"', ":"), ('":', "Ġ"), (",", "Ġ"), ("{", '"'), ("n", "a"), ("m", "e"), ("na", "me"), ("e", "s"), ("t", "r")]
+# Text, as Qwen3 has them, where a tokenizer has them at all.
+MARKS = ["<think>", "</think>", "<tool_call>"]
 # Columns of the logits, of which the last ones are no tokens.
 VOCAB = 288
 
@@ -49,6 +51,18 @@ def save_bytes(root: Path) -> Bytes:
     ).save_pretrained(root / "target")
     assert len(pieces) < VOCAB
     return Bytes(root / "target", root / "head", root / "head3", model)
+
+
+def save_thinking(root: Path, folders: Bytes) -> Bytes:
+    """Write the same target into a folder, with a tokenizer that has the marks of thinking and of calls besides."""
+    root.mkdir()
+    for file in folders.target.iterdir():
+        if not file.name.startswith("tokenizer"):
+            (root / file.name).symlink_to(file)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folders.target)
+    tokenizer.add_tokens(MARKS)
+    tokenizer.save_pretrained(root)
+    return folders._replace(target=root)
 
 
 def load(folders: Bytes, draft: Path | str | None, verify: str = "coupled", **options: Any) -> LLM:

@@ -1,0 +1,164 @@
+"""Body of `/v1/messages`, Anthropic's form of a chat, and the chat that it stands for."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from specdec.openai.chat_request import ChatRequest
+from specdec.openai.errors import ApiError
+from specdec.openai.request_model import ListOf, Objects, RequestModel
+from specdec.openai.sampling_fields import Int
+
+# Fields that a chat has by the same names.
+_SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class MessageBlock(RequestModel):
+    """A part of a message, or of a tool's result."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: "str | Objects[MessageBlock] | None" = None
+
+
+class MessageIn(RequestModel):
+    """A message of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Objects[MessageBlock]
+
+
+class ToolIn(RequestModel):
+    """A tool that the model may call."""
+
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class ToolChoiceIn(RequestModel):
+    """Which tools the model calls."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(RequestModel):
+    """Whether the model thinks, and how long at most."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Int | None = None
+
+
+class MessagesRequest(RequestModel):
+    """Anthropic's fields, and the variables of the chat template."""
+
+    model: str | None = None
+    messages: Objects[MessageIn]
+    max_tokens: Int | None = None
+    system: str | Objects[MessageBlock] | None = None
+    stop_sequences: ListOf[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int | None = None
+    thinking: Thinking | None = None
+    tools: Objects[ToolIn] | None = None
+    tool_choice: ToolChoiceIn | None = None
+    metadata: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def chat(self, *, may_think: bool) -> ChatRequest:
+        """Return the chat that the request stands for.
+
+        Args:
+            may_think: whether the served model thinks; a limit of its thinking means nothing otherwise.
+
+        Raises:
+            ApiError: a part that is not supported, or that lacks a field.
+        """
+        system = [] if not self.system else [{"role": "system", "content": _text(self.system, "system")}]
+        given: dict[str, Any] = {
+            "messages": [*system, *(each for message in self.messages for each in _messages(message))],
+            "stop": self.stop_sequences,
+            "chat_template_kwargs": dict(self.chat_template_kwargs or {}),
+            **{name: getattr(self, name) for name in _SAME},
+        }
+        if self.messages and self.messages[-1].role == "assistant":
+            given["continue_final_message"] = True
+        if self.thinking is not None and self.thinking.type == "disabled":
+            given["chat_template_kwargs"]["enable_thinking"] = False
+        elif self.thinking is not None and may_think:
+            given["thinking_token_budget"] = self.thinking.budget_tokens
+        if self.tools:
+            given["tools"] = [_tool(tool) for tool in self.tools]
+        if (choice := self.tool_choice) is not None:
+            named = {"type": "function", "function": {"name": choice.name}}
+            given["tool_choice"] = named if choice.type == "tool" else _CHOICES[choice.type]
+            given["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+        try:
+            return ChatRequest.model_validate(given)
+        except ValidationError as error:
+            # A chat may have more messages, for each result of a tool is one.
+            raise ApiError(400, f"messages: {error.errors()[0]['msg']}", param="messages") from None
+
+
+def _tool(tool: ToolIn) -> dict[str, Any]:
+    if tool.type not in (None, "custom"):
+        raise ApiError(400, f"tools holds one of type {tool.type!r:.60}; give tools of the client alone", param="tools")
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+
+
+def _messages(message: MessageIn) -> Iterator[dict[str, Any]]:
+    """Yield a message as messages of a chat: results of tools have a role of their own there."""
+    blocks = message.content
+    if isinstance(blocks, str):
+        yield {"role": message.role, "content": blocks}
+        return
+    if message.role == "assistant":
+        thoughts = [block.thinking or "" for block in blocks if block.type == "thinking"]
+        calls = [_call(block) for block in blocks if block.type == "tool_use"]
+        kinds = ("thinking", "redacted_thinking", "tool_use")
+        content = _text([block for block in blocks if block.type not in kinds], "messages")
+        turn = {"role": "assistant", "content": content, "tool_calls": calls, "reasoning_content": "\n".join(thoughts)}
+        yield {key: value for key, value in turn.items() if value or key == "content"}
+        return
+    for block in blocks:
+        if block.type == "tool_result":
+            text = _text(block.content or "", "messages")
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+    if others := [block for block in blocks if block.type != "tool_result"]:
+        yield {"role": message.role, "content": _text(others, "messages")}
+
+
+def _call(block: MessageBlock) -> dict[str, Any]:
+    if not block.name:
+        raise ApiError(400, "messages holds a tool_use without a name; give it", param="messages")
+    function = {"name": block.name, "arguments": json.dumps(block.input or {})}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _text(content: str | Sequence[MessageBlock], field: str) -> str:
+    """Return the text of content.
+
+    Raises:
+        ApiError: a part that is no text.
+    """
+    if isinstance(content, str):
+        return content
+    for part in content:
+        if part.type != "text" or part.text is None:
+            message = f"{field} holds a part of type {part.type!r:.60}; only text, thinking and calls are supported"
+            raise ApiError(400, message, param=field)
+    return "\n".join(part.text or "" for part in content)

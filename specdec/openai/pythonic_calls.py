@@ -1,0 +1,148 @@
+"""Tool calls as a list of Python's calls."""
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from specdec.core.call_grammar import CallForm
+from specdec.openai.tagged_calls import Item
+from specdec.openai.tool_call_reader import CallArguments, CallStart, argument_text
+
+_LIST = re.compile(r"\s*\[\s*[^\W\d][\w.]*\(")
+# What may still become one.
+_BEGUN = re.compile(r"\s*(\[\s*([^\W\d][\w.]*)?)?")
+# Values by the words of JSON, too.
+_WORDS = {"true": True, "false": False, "null": None}
+# Brackets within each other; more would exhaust Python's parser.
+_DEEPEST = 50
+
+
+class PythonicParser:
+    """An answer that is a list of calls, `[f(a=1), g(b="c")]`: Llama 3.2 and others. Any other is text.
+
+    A call is returned as a whole, once its bracket is closed.
+    """
+
+    TAGS: ClassVar[tuple[str, ...]] = ()
+    FORM: ClassVar[CallForm | None] = None
+
+    def __init__(self, functions: Sequence[Mapping[str, Any]] = ()) -> None:  # noqa: ARG002
+        self._unread = ""
+        self._is_list: bool | None = None
+        self._has_call = False
+
+    def push(self, text: str) -> list[Item]:
+        """See `ToolParser.push`."""
+        self._unread += text
+        if self._is_list is None:
+            if _LIST.match(self._unread):
+                self._is_list, self._unread = True, self._unread.lstrip()[1:]
+            elif _BEGUN.fullmatch(self._unread):
+                return []
+            else:
+                self._is_list = False
+        items: list[Item] = []
+        while self._is_list and (found := self._next()):
+            items += found
+        if not self._is_list and not (self._has_call and self._unread.isspace()):
+            items += self._rest()
+        return items
+
+    def finish(self) -> list[Item]:
+        """See `ToolParser.finish`."""
+        if self._is_list and not self._has_call:
+            # The bracket belongs to the text.
+            self._unread = "[" + self._unread
+        return self._rest()
+
+    def _rest(self) -> list[Item]:
+        text, self._unread = self._unread, ""
+        # White space behind the calls is dropped.
+        if not text or (self._has_call and text.isspace()):
+            return []
+        self._has_call = False
+        return [text]
+
+    def _next(self) -> list[Item]:
+        """Return the next call, none where it is not complete. Behind the list, and at what is no call, text begins."""
+        rest = self._unread.lstrip(" \t\r\n" + ("," if self._has_call else ""))
+        if self._has_call and rest.startswith("]"):
+            self._is_list, self._unread = False, rest[1:]
+            return []
+        size = _call_size(rest)
+        if size == 0:
+            return []
+        call = None if size is None else _call(rest[:size])
+        if size is None or call is None:
+            self._is_list = False
+            self._unread = self._unread if self._has_call else "[" + self._unread
+            return []
+        self._unread, self._has_call = rest[size:], True
+        return [*call]
+
+
+def _call_size(text: str) -> int | None:
+    """Return the length of the call that a text begins with, 0 where it is not complete, None where it is none."""
+    depth, quote, is_escaped = 0, "", False
+    for place, char in enumerate(text):
+        if quote:
+            if is_escaped:
+                is_escaped = False
+            elif char == "\\":
+                is_escaped = True
+            elif char == quote:
+                quote = ""
+        elif char in "\"'":
+            quote = char
+        elif char in "([{":
+            depth += 1
+            if depth > _DEEPEST:
+                return None
+        elif char in ")]}":
+            depth -= 1
+            if depth <= 0:
+                return place + 1 if depth == 0 else None
+        elif depth == 0 and not (char.isalnum() or char in "_. "):
+            return None
+    return 0
+
+
+def _call(text: str) -> tuple[CallStart, CallArguments] | None:
+    """Return the call that a text is, None if it is none, or has values that are no JSON."""
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or any(each.arg is None for each in call.keywords):
+            return None
+        name = ast.unparse(call.func) if isinstance(call.func, ast.Name | ast.Attribute) else ""
+        arguments = argument_text({str(each.arg): _value(each.value) for each in call.keywords})
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+    return (CallStart(name), CallArguments(arguments)) if name and arguments is not None else None
+
+
+def _value(node: ast.expr) -> Any:
+    """Return the value of an expression.
+
+    Raises:
+        ValueError: it is no constant of JSON.
+    """
+    match node:
+        case ast.Constant(str() | int() | float() | None as value):
+            return value
+        case ast.Name(name) if name in _WORDS:
+            return _WORDS[name]
+        case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as value)):
+            return -value
+        case ast.List(parts) | ast.Tuple(parts):
+            return [_value(part) for part in parts]
+        case ast.Dict(keys, values):
+            return {_key(key): _value(value) for key, value in zip(keys, values, strict=True)}
+    raise ValueError("no constant")
+
+
+def _key(node: ast.expr | None) -> str:
+    match node:
+        case ast.Constant(str() as key):
+            return key
+    raise ValueError("no key of JSON")

@@ -1,0 +1,113 @@
+"""The thinking at an answer's beginning, apart from what follows it. Text may come in pieces of any size."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from specdec.core.call_grammar import CallForm
+from specdec.core.reasoning import ReasoningParser, reasoning_parser
+from specdec.core.sampling_params import SamplingParams
+from specdec.openai.tagged_calls import Item, ToolParser, begun_tag
+
+if TYPE_CHECKING:
+    # They import transformers and numpy, which the command line's help does without.
+    from specdec.models.tokenizer import Tokenizer
+    from specdec.verify.thinking_state import ThinkingMarks
+
+
+class Thought(NamedTuple):
+    """A piece of an answer's thinking."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ServedReasoning:
+    """How the served model thinks.
+
+    Attributes:
+        parser: texts of its marks.
+        marks: their tokens.
+    """
+
+    parser: type[ReasoningParser]
+    marks: "ThinkingMarks"
+
+    @classmethod
+    def of(cls, name: str | None, marks: "ThinkingMarks | None") -> "ServedReasoning | None":
+        """Return how a model with a `reasoning_parser` thinks, None without."""
+        return None if name is None or marks is None else cls(reasoning_parser(name), marks)
+
+    def begin(
+        self, params: SamplingParams, tokenizer: "Tokenizer", prompt: list[int], template_arguments: dict[str, Any]
+    ) -> None:
+        """Set whether the answer to a conversation begins with thinking, and keep the marks in its text.
+
+        Args:
+            prompt: tokens of the conversation.
+            template_arguments: what its chat template got.
+        """
+        if params.reasoning_ended is None:
+            is_enabled = self.parser.is_enabled(template_arguments)
+            params.reasoning_ended = not is_enabled or self.marks.last(prompt) == self.marks.end
+        tags = tokenizer.special_named((self.parser.START, self.parser.END, *self.parser.ALSO_END))
+        if tags and not params.reasoning_ended:
+            params.kept_special_tokens = sorted({*(params.kept_special_tokens or ()), *tags.values()})
+
+
+class ThinkingText:
+    """Parser of an answer that begins with thinking, which it returns as `Thought`s. Another one reads the rest.
+
+    Marks are left out, and all other text is kept. Without an end mark all of it is thinking.
+
+    Args:
+        answer: reads what follows the thinking.
+        ends_at_calls: whether the model may leave the end mark out before a tool call.
+    """
+
+    TAGS: ClassVar[tuple[str, ...]] = ()
+    FORM: ClassVar[CallForm | None] = None
+
+    def __init__(self, parser: type[ReasoningParser], answer: ToolParser, *, ends_at_calls: bool) -> None:
+        self._answer = answer
+        self._start, self._end = parser.START, parser.END
+        self._ends = [parser.END, *(parser.ALSO_END if ends_at_calls else ())]
+        self._unread = ""
+        self._has_begun = self._has_ended = False
+
+    def push(self, text: str) -> list[Item | Thought]:
+        """See `ToolParser.push`."""
+        return self._take(text, is_end=False)
+
+    def finish(self) -> list[Item | Thought]:
+        """See `ToolParser.finish`."""
+        return [*self._take("", is_end=True), *self._answer.finish()]
+
+    def _take(self, text: str, is_end: bool) -> list[Item | Thought]:
+        if self._has_ended:
+            return [*self._answer.push(text)]
+        self._unread += text
+        if not self._has_begun and not self._begin(is_end):
+            return []
+        found = [(place, end) for end in self._ends if (place := self._unread.find(end)) >= 0]
+        if not found:
+            kept = 0 if is_end else max(begun_tag(self._unread, end) for end in self._ends)
+            return self._thoughts(len(self._unread) - kept)
+        place, end = min(found)
+        items = self._thoughts(place)
+        self._has_ended = True
+        rest = self._unread.removeprefix(self._end) if end == self._end else self._unread
+        return [*items, *self._answer.push(rest)]
+
+    def _begin(self, is_end: bool) -> bool:
+        """Leave out a start mark at the beginning; return False while it may still come."""
+        text = self._unread.lstrip()
+        if self._start.startswith(text) and text != self._start and not is_end:
+            return False
+        self._has_begun = True
+        if text.startswith(self._start):
+            self._unread = text.removeprefix(self._start)
+        return True
+
+    def _thoughts(self, count: int) -> list[Item | Thought]:
+        text, self._unread = self._unread[:count], self._unread[count:]
+        return [Thought(text)] if text else []

@@ -1,0 +1,161 @@
+"""Tool calls in tags for the function and each of its parameters."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from specdec.core.call_grammar import HERMES, CallForm
+from specdec.openai.tagged_calls import Item, begun_tag
+from specdec.openai.tool_call_reader import CallArguments, CallStart
+
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_LONGEST_NAME = 200
+
+
+class Qwen3CoderParser:
+    """Calls as `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`: Qwen3-Coder.
+
+    A value is text. It becomes JSON by its type in the function's schema, and is returned once it is complete.
+    """
+
+    TAGS: ClassVar[tuple[str, ...]] = (HERMES.opening, HERMES.closing)
+    FORM: ClassVar[CallForm | None] = None
+
+    def __init__(self, functions: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._schemas = {each.get("name"): _properties(each.get("parameters")) for each in functions}
+        self._unread = ""
+        # The function that is being called, and the number of its parameters so far.
+        self._name: str | None = None
+        self._num_parameters = 0
+        self._is_after_call = False
+
+    def push(self, text: str) -> list[Item]:
+        """See `ToolParser.push`."""
+        self._unread += text
+        return self._take(is_end=False)
+
+    def finish(self) -> list[Item]:
+        """See `ToolParser.finish`."""
+        return self._take(is_end=True)
+
+    def _take(self, is_end: bool) -> list[Item]:
+        self._items: list[Item] = []
+        while self._in_text(is_end) if self._name is None else self._in_function(is_end):
+            pass
+        return self._items
+
+    def _give(self, text: str) -> None:
+        """Return text, without white space that follows a call."""
+        if text and not (self._is_after_call and text.isspace()):
+            self._items.append(text)
+            self._is_after_call = False
+
+    def _in_text(self, is_end: bool) -> bool:
+        """Read text up to the next call; return whether one begins."""
+        if self._is_after_call:
+            rest = self._unread.lstrip()
+            if HERMES.closing.startswith(rest) and rest != HERMES.closing and not is_end:
+                return False
+            self._unread = rest.removeprefix(HERMES.closing) if rest.startswith(HERMES.closing) else self._unread
+        place = self._unread.find(_FUNCTION)
+        if place < 0:
+            kept = 0 if is_end else self._held_back()
+            end = len(self._unread) - kept
+            self._give(self._unread[:end])
+            self._unread = self._unread[end:]
+            return False
+        before, rest = self._unread[:place], self._unread[place + len(_FUNCTION) :]
+        name, bracket, behind = rest.partition(">")
+        if not bracket and len(rest) <= _LONGEST_NAME and not is_end:
+            return False
+        if not bracket or not name.strip() or "\n" in name or "<" in name:
+            self._give(before + _FUNCTION)
+            self._unread = rest
+            return True
+        self._give(before.rstrip().removesuffix(HERMES.opening).rstrip())
+        self._name, self._num_parameters, self._unread = name.strip(), 0, behind
+        self._items.append(CallStart(self._name))
+        return True
+
+    def _held_back(self) -> int:
+        """Return the length of the text's end that may belong to a call: its tags, and white space before them."""
+        text = self._unread
+        size = begun_tag(text, _FUNCTION)
+        rest = text[: len(text) - size].rstrip()
+        is_open = rest.endswith(HERMES.opening)
+        opening = len(HERMES.opening) if is_open else 0 if size else begun_tag(rest, HERMES.opening)
+        rest = rest[: len(rest) - opening]
+        return len(text) - len(rest.rstrip())
+
+    def _in_function(self, is_end: bool) -> bool:
+        """Read a parameter or the call's end; return whether it was complete."""
+        rest = self._unread.lstrip()
+        if rest.startswith(_PARAMETER):
+            key, bracket, behind = rest.removeprefix(_PARAMETER).partition(">")
+            value, tag, after = behind.partition(_PARAMETER_END)
+            if bracket and not tag and is_end and _FUNCTION_END in behind:
+                # The model has forgotten to close the parameter.
+                value, tag, after = behind.partition(_FUNCTION_END)
+                after = tag + after
+            if not tag:
+                self._unread = "" if is_end else self._unread
+                return False
+            self._add_parameter(key.strip(), value)
+            self._unread = after
+            return True
+        if not is_end and (_PARAMETER.startswith(rest) or _FUNCTION_END.startswith(rest)) and rest != _FUNCTION_END:
+            return False
+        if is_end and not rest.startswith(_FUNCTION_END):
+            # The answer was cut off within the call.
+            self._give_arguments("" if self._num_parameters else "{")
+            self._unread = ""
+            return False
+        self._give_arguments("}" if self._num_parameters else "{}")
+        self._unread = rest.removeprefix(_FUNCTION_END)
+        self._name, self._is_after_call = None, True
+        return True
+
+    def _give_arguments(self, text: str) -> None:
+        if text:
+            self._items.append(CallArguments(text))
+
+    def _add_parameter(self, key: str, text: str) -> None:
+        value = _value(text.removeprefix("\n").removesuffix("\n"), self._schemas.get(self._name, {}).get(key))
+        start = ", " if self._num_parameters else "{"
+        self._num_parameters += 1
+        self._give_arguments(f"{start}{json.dumps(key, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}")
+
+
+def _properties(schema: Any) -> Mapping[str, Any]:
+    found = schema.get("properties") if isinstance(schema, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _value(text: str, schema: Any) -> Any:
+    """Return a parameter's value by its schema: text where it may be text, and what it spells otherwise."""
+    types = _types(schema)
+    if "null" in types and text.strip().lower() in ("null", "none"):
+        return None
+    if not types or "string" in types:
+        return text
+    if text.strip() in ("True", "False"):
+        return text.strip() == "True"
+    try:
+        value = json.loads(text)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        return text
+    return value
+
+
+def _types(schema: Any) -> set[str]:
+    """Return the JSON types that a schema names; none where it names none, or refers to another."""
+    if not isinstance(schema, Mapping):
+        return set()
+    own = schema.get("type")
+    found = {each for each in (own if isinstance(own, list) else [own]) if isinstance(each, str)}
+    for key in ("anyOf", "oneOf"):
+        parts = schema.get(key)
+        found = found.union(*map(_types, parts)) if isinstance(parts, list) else found
+    return found
