@@ -36,7 +36,8 @@ FOREIGN_ENGINE = {
     "task": Foreign("this engine generates text", ("auto", "generate")),
     "hf_overrides": Foreign("change the checkpoint's config.json", ({},)),
     "limit_mm_per_prompt": Foreign("prompts are text or token ids", ({}, {"image": 0}, {"image": 0, "video": 0})),
-    "compilation_config": Foreign("nothing is compiled; see enforce_eager", (0, {})),
+    # It says how, and never what, is computed.
+    "compilation_config": _NO_EFFECT,
     # Here there is no such thing, or no limit.
     "disable_custom_all_reduce": _NO_EFFECT,
     "disable_log_stats": _NO_EFFECT,

@@ -89,7 +89,8 @@ COMMANDS: dict[str, list[Any]] = {
     ],
     "vLLM, adaptive verification": [
         *("zai-org/GLM-5.2-FP8", "--tensor-parallel-size", 1, "--enable-expert-parallel", "--kv-cache-dtype", "auto"),
-        *("--max-num-seqs", 256, "--speculative-config"),
+        *("--compilation-config", '{"cudagraph_mode": "FULL_AND_PIECEWISE"}', "--max-num-seqs", 256),
+        "--speculative-config",
         {
             "method": "dspark",
             "model": "RedHatAI/GLM-5.2-speculator.dspark",
@@ -124,6 +125,7 @@ COMMANDS: dict[str, list[Any]] = {
         "Qwen/Qwen3-8B",
         *("--speculative-config", {"method": "draft_model", "model": "Qwen/Qwen3-0.6B"}, 5),
     ],
+    "suffix": ["Qwen/Qwen3-8B", "--speculative-config", {"method": "suffix"}, 5],
     "n-grams": ["Qwen/Qwen3-8B", "--speculative-config", {"method": "ngram", "prompt_lookup_max": 4}, 5],
 }
 TARGET_OF = {
@@ -209,7 +211,7 @@ def test_a_command_of_a_card_starts(
     (output,) = llm.generate([[3, 4, 5]], params, use_tqdm=False)
     (plain,) = LLM("Qwen/Qwen3-8B", draft=None, **few).generate([[3, 4, 5]], params, use_tqdm=False)
     assert output.token_ids == plain.token_ids
-    assert llm.stats().drafts_verified > 0 or draft == "ngram"
+    assert llm.stats().drafts_verified > 0 or draft in ("ngram", "suffix")
 
 
 def test_every_stand_in_is_tried() -> None:
