@@ -125,8 +125,9 @@ def test_a_replay_takes_the_steps_of_the_engine(llm: LLM, asked: list[list[int]]
     assert replayed(llm, asked, length) == engine_steps(llm, asked, length)
 
 
-def test_a_replay_drafts_trees(target: Path, head: Path) -> None:
-    llm = LLM(target, head, dtype="float64", shape=DraftShape(4, 3, 8), adaptive_drafts=False)
+@pytest.mark.parametrize("min_reach", [0.0, 0.3])
+def test_a_replay_drafts_trees(target: Path, head: Path, min_reach: float) -> None:
+    llm = LLM(target, head, dtype="float64", shape=DraftShape(4, 3, 8, min_reach), adaptive_drafts=False)
     asked = [[5 + i, 20 + i, 41] for i in range(12)]
     found = replayed(llm, asked, 24)
     assert found == engine_steps(llm, asked, 24)

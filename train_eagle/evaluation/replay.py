@@ -48,17 +48,18 @@ def replay(
     Returns:
         The figures of each answer. As in the engine, its first token comes with the prompt and is no step's.
     """
-    head, bounds, dtype = draft.head, shape_for(draft, shape), draft.readout.projection.weight.dtype
+    head, bounds = draft.head, shape_for(draft, shape)
     blocks = [ceil_div(len(answer.batch.tokens) + bounds.slots, BLOCK_SIZE) for answer in answers]
     tables = [range(end - count, end) for end, count in zip(accumulate(blocks), blocks, strict=True)]
-    slots, llama = sum(blocks) * BLOCK_SIZE, head.llama
-    kv = torch.zeros(llama.num_layers, slots, 2 * llama.num_kv_heads, llama.head_dim, dtype=dtype)
-    features = torch.zeros(slots, head.feature_size, dtype=dtype)
+    slots, llama, weight = sum(blocks) * BLOCK_SIZE, head.llama, draft.readout.projection.weight
+    kv = weight.new_zeros(llama.num_layers, slots, 2 * llama.num_kv_heads, llama.head_dim)
+    features = weight.new_zeros(slots, head.feature_size)
     for table, answer in zip(tables, answers, strict=True):
         # The features of tokens that are not known yet lie where nothing reads them.
         begin = table[0] * BLOCK_SIZE
-        features[begin : begin + len(answer.batch.tokens)] = answer.batch.read_by(cast("HeadForm", head))
-    drafter = drafter_of(draft, kv, features, BLOCK_SIZE, dtype, bounds, Proposal.COUPLED, kernels)
+        states = answer.batch.to(kv.device).read_by(cast("HeadForm", head))
+        features[begin : begin + len(states)] = states
+    drafter = drafter_of(draft, kv, features, BLOCK_SIZE, kv.dtype, bounds, Proposal.COUPLED, kernels)
     walks = [_Walk(answer, table) for answer, table in zip(answers, tables, strict=True)]
     while left := [walk for walk in walks if walk.known < len(walk.tokens)]:
         drafted = drafter.propose([walk.row(bounds) for walk in left])
@@ -79,7 +80,7 @@ class _Walk:
         """Return the row of the next step, whose tree is no deeper than the answer is long."""
         known, depth = self.known, min(shape.depth, len(self.tokens) - self.known - 1)
         context = Context(Sampling(), self.tokens[:known], self.prompt)
-        row = DraftRow(self.table, self.read, known, shape.nodes if depth else 0, depth, context, full_depth=True)
+        row = DraftRow(self.table, self.read, known, shape.nodes if depth else 0, depth, context)
         self.read = known
         return row
 

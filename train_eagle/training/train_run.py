@@ -113,7 +113,9 @@ class TrainingRun:
         optimizer = torch.optim.AdamW(self.trained, lr=used["lr"], betas=(0.9, 0.95), weight_decay=0.0)
         schedule = get_cosine_schedule_with_warmup(optimizer, used["warmup_steps"], self.plan.total)
         self.source, self.held_out = self._sources()
-        self.tau = HeldOutTau(self.kind.files, config.model, self.folder, self.plan.held_out, config.evaluate_prompts)
+        self.tau = HeldOutTau(
+            self.kind.files, config.model, self.model, self.folder, self.plan.held_out, config.evaluate_prompts
+        )
         prepared = self.accelerator.prepare(self.trainer, optimizer, schedule)
         self.wrapped, self.optimizer, self.schedule = prepared
         self.state.load(self.accelerator)
