@@ -13,9 +13,11 @@ from specdec import LLM, DraftShape, SamplingParams
 from specdec.cli.inspection import Inspection
 from specdec.draft_heads.drafting.block_drafter import BlockDrafter
 from specdec.draft_heads.heads.block_head import BlockHead
+from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.train_eagle.data.chat_mask import Sample
 from specdec.train_eagle.data.prepared_data import PreparedData
-from specdec.train_eagle.evaluation.accuracy import NO_TOKEN, accuracy, token_ranks
+from specdec.train_eagle.evaluation.accuracy import NO_TOKEN, accuracy, head_of, token_ranks
+from specdec.train_eagle.evaluation.replay import KnownAnswer, replay
 from specdec.train_eagle.passes.features import OnlineFeatures
 from specdec.train_eagle.training.head_export import from_folder
 from specdec.train_eagle.training.head_trainer import LossSettings
@@ -26,6 +28,7 @@ from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
 from specdec.train_eagle.training.training_state import saved_run
 from tests import stages
 from tests.fakes import save_random_llama
+from tests.kernel_sets import TORCH
 from tests.profiles import by_day
 
 pytestmark = pytest.mark.slow
@@ -154,6 +157,17 @@ def test_accuracy_is_of_the_drafts_of_the_engine(trained: Path, target: Path) ->
     first = accuracy(llm, outputs, 1)[0][0] * (len(output.token_ids) - 1)
     assert accepted <= round(first)
     assert (accepted == 0) == (round(first) == 0)
+
+
+def test_a_replay_takes_the_steps_of_the_engine(trained: Path, target: Path) -> None:
+    llm = LLM(target, trained, dtype="float64", shape=SHAPE, adaptive_drafts=False, kernels="torch")
+    head, readout = head_of(llm)
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    outputs = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in PROMPTS]
+    texts = [output.prompt_token_ids + output.token_ids for output in outputs]
+    source = OnlineFeatures(llm.model, [Sample(text, [True] * len(text)) for text in texts], head.taps)
+    answers = [KnownAnswer(source.batch([i]), len(prompt)) for i, prompt in enumerate(PROMPTS)]
+    assert replay(DraftModel(head, readout), answers, SHAPE, TORCH) == [output.stats for output in outputs]
 
 
 @pytest.mark.parametrize("layout", ["official", "speculators"])

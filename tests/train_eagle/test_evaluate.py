@@ -14,20 +14,24 @@ from transformers import PreTrainedTokenizerFast
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.config import EAGLE2_SHAPE, default_shape
+from specdec.core.outputs import SpeculationStats
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.draft_heads.formats.head_kinds import KINDS
+from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.train_eagle.data.chat_mask import BadConversation, Sample
 from specdec.train_eagle.data.chat_prompts import question
 from specdec.train_eagle.data.conversations import BadData, Entry, Place
 from specdec.train_eagle.evaluation import speed
-from specdec.train_eagle.evaluation.accuracy import NO_TOKEN, accuracy, token_ranks
+from specdec.train_eagle.evaluation.accuracy import NO_TOKEN, accuracy, head_of, token_ranks
 from specdec.train_eagle.evaluation.evaluation import Evaluation
 from specdec.train_eagle.evaluation.head_evaluation import accepted_shares, answer, evaluate, measure_tau
+from specdec.train_eagle.evaluation.replay import KnownAnswer, replay
 from specdec.train_eagle.passes.features import OnlineFeatures
 from specdec.train_eagle.training.head_trainer import LossSettings
 from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
 from tests import stages
 from tests.fakes import TINY, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
+from tests.kernel_sets import TORCH
 from tests.profiles import num_cases
 
 pytestmark = pytest.mark.slow
@@ -113,6 +117,35 @@ def test_ranks_foretell_every_step_of_the_engine(llm: LLM, prompt: list[int], le
         place += [*accepts, False].index(False) + 1
         steps += 1
     assert stats.steps == steps
+
+
+@settings(max_examples=num_cases(5))
+@given(asked=st.lists(prompts, min_size=1, max_size=3), length=st.integers(1, 24))
+def test_a_replay_takes_the_steps_of_the_engine(llm: LLM, asked: list[list[int]], length: int) -> None:
+    assert replayed(llm, asked, length) == engine_steps(llm, asked, length)
+
+
+@pytest.mark.parametrize("min_reach", [0.0, 0.3])
+def test_a_replay_drafts_trees(target: Path, head: Path, min_reach: float) -> None:
+    llm = LLM(target, head, dtype="float64", shape=DraftShape(4, 3, 8, min_reach), adaptive_drafts=False)
+    asked = [[5 + i, 20 + i, 41] for i in range(12)]
+    found = replayed(llm, asked, 24)
+    assert found == engine_steps(llm, asked, 24)
+    assert sum(stats.accepted_per_depth[0] for stats in found if stats.accepted_per_depth) > 3
+
+
+def engine_steps(llm: LLM, asked: list[list[int]], length: int) -> list[SpeculationStats]:
+    params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
+    # One by one: a step of several rows may have no room for all their trees.
+    return [llm.generate([prompt], params, use_tqdm=False)[0].stats for prompt in asked]
+
+
+def replayed(llm: LLM, asked: list[list[int]], length: int) -> list[SpeculationStats]:
+    samples = [answered(llm, prompt, length)[0] for prompt in asked]
+    head, readout = head_of(llm)
+    source = OnlineFeatures(llm.model, samples, head.taps)
+    answers = [KnownAnswer(source.batch([i]), len(prompt)) for i, prompt in enumerate(asked)]
+    return replay(DraftModel(head, readout), answers, llm.config.shape, TORCH)
 
 
 def test_the_heads_are_right_now_and_then(target: Path, head: Path) -> None:

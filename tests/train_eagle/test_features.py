@@ -14,6 +14,7 @@ from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import TreeRow
 from specdec.models.llama import load_llama
 from specdec.train_eagle.data.chat_mask import Sample
+from specdec.train_eagle.passes import features
 from specdec.train_eagle.passes.features import PARTS, FeatureBatch, FeatureStore, OnlineFeatures
 from tests.baichuan import save_baichuan
 from tests.fakes import TINY, save_random_llama
@@ -106,28 +107,58 @@ def same(mine: FeatureBatch, other: FeatureBatch) -> None:
 
 
 def test_kept_states_are_those_made_anew(source: OnlineFeatures, tmp_path: Path) -> None:
-    store = FeatureStore(tmp_path, {"data": ["a"], "taps": list(TAPS)})
-    assert list(store.write(source, 150, 40))[-1] == len(source.lengths)
-    assert len(list(tmp_path.glob("features-*.safetensors"))) > 2
-    for opened in (store, FeatureStore(tmp_path, {"data": ["a"], "taps": list(TAPS)})):
-        assert opened.lengths == source.lengths
-        same(opened.batch([20, 0, 7]), source.batch([20, 0, 7]))
+    settings = {"data": ["a"], "taps": list(TAPS)}
+    store = FeatureStore(tmp_path, settings, source)
+    for some in ([20, 0, 7], [0, 3], range(23)):
+        same(store.batch(some), source.batch(some))
+        store.flush()
+    assert store.tokens_left == 0
+    assert len(list(tmp_path.glob("features-*.safetensors"))) == 3
+    opened = FeatureStore(tmp_path, settings, source)
+    assert opened.tokens_left == 0
+    same(opened.batch([20, 0, 7]), source.batch([20, 0, 7]))
 
 
 def test_an_interrupted_store_goes_on(source: OnlineFeatures, tmp_path: Path) -> None:
-    steps = FeatureStore(tmp_path, {}).write(source, 150, 40)
-    done = [next(steps), next(steps)]
-    (tmp_path / "features-00002.safetensors.tmp").write_bytes(b"half a shard")
-    store = FeatureStore(tmp_path, {})
-    assert len(store.lengths) == done[-1] < len(source.lengths)
-    list(store.write(source, 150, 40))
-    same(store.batch(range(23)), source.batch(range(23)))
+    store = FeatureStore(tmp_path, {}, source)
+    store.batch([5, 1])
+    store.flush()
+    store.batch([2])
+    (tmp_path / "features-0.safetensors.tmp").write_bytes(b"half a shard")
+    opened = FeatureStore(tmp_path, {}, source)
+    assert opened.tokens_left == sum(source.lengths) - source.lengths[5] - source.lengths[1]
+    same(opened.batch(range(23)), source.batch(range(23)))
+
+
+def test_a_full_shard_is_written_at_once(
+    source: OnlineFeatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "SHARD_TOKENS", 60)
+    FeatureStore(tmp_path, {}, source).batch(range(10))
+    left = FeatureStore(tmp_path, {}, source).tokens_left
+    assert left == sum(source.lengths[10:])
+
+
+def test_a_state_is_the_same_when_it_is_computed_and_when_it_is_read(folder: Path, tmp_path: Path) -> None:
+    """In float32 both are rounded, so that a resumed run meets the numbers that it would have met."""
+    samples = source_of(folder).samples
+    source = OnlineFeatures(load_llama(folder, torch.float32, CPU, TORCH), samples, TAPS)
+    store = FeatureStore(tmp_path, {}, source)
+    computed = store.batch([3, 9])
+    store.flush()
+    read = FeatureStore(tmp_path, {}, source).batch([3, 9])
+    for name in PARTS:
+        assert torch.equal(getattr(computed, name), getattr(read, name))
+    assert read.taps.dtype == torch.float32
+    torch.testing.assert_close(read.taps, source.batch([3, 9]).taps, rtol=2**-8, atol=0)
 
 
 def test_states_of_other_settings_are_refused(source: OnlineFeatures, tmp_path: Path) -> None:
-    list(FeatureStore(tmp_path, {"taps": [2]}).write(source, 150, 40))
+    store = FeatureStore(tmp_path, {"taps": [2]}, source)
+    store.batch([0])
+    store.flush()
     with pytest.raises(ValueError, match="holds features of other settings"):
-        FeatureStore(tmp_path, {"taps": [2, 3]})
+        FeatureStore(tmp_path, {"taps": [2, 3]}, source)
 
 
 def test_heads_without_layers_get_none(folder: Path) -> None:

@@ -177,7 +177,7 @@ def test_a_run_of_data_prepared_anew_is_refused(world: World, refused: Refused) 
 
 def test_kept_states_of_another_target_are_refused(world: World) -> None:
     features = world.folder / "features"
-    TrainingRun(read_config(settings(world, out=world.folder / "a", features=features)))
+    TrainingRun(read_config(settings(world, out=world.folder / "a", features=features))).train()
     save_word_llama(world.own, num_hidden_layers=7, seed=1)
     with pytest.raises(ValueError, match=r"holds features of other settings, made with another target: own \("):
         TrainingRun(read_config(settings(world, out=world.folder / "b", features=features)))

@@ -67,19 +67,23 @@ def ended_at(step: int, number: int, words: list[str]) -> tuple[int, str]:
 def test_a_run_ended_by_a_signal_goes_on_to_the_same_weights(
     number: signal.Signals, target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the middle of a drawn step: after kill -9 from the last checkpoint, else from that step's end."""
+    """In the middle of a drawn step: after kill -9 from the last checkpoint, else from that step's end.
+
+    States of the target are kept, so that later epochs read what the first one computed.
+    """
     kills = number == signal.SIGKILL
     settings = ("--epochs", "4", "--checkpoint-minutes", "1e-9" if kills else "1000")
-    main(command(target, data, tmp_path / "whole", *settings))
+    main(command(target, data, tmp_path / "whole", *settings, "--features", str(tmp_path / "features")))
     whole = last(tmp_path / "whole")
     step = random.randrange(1, whole.step - 1)
-    code, told = ended_at(step, number, command(target, data, tmp_path / "cut", *settings))
+    words = command(target, data, tmp_path / "cut", *settings, "--features", str(tmp_path / "features of cut"))
+    code, told = ended_at(step, number, words)
     cut_at = last(tmp_path / "cut").step
     assert code == (-number if kills else 128 + number), told
     assert cut_at == step + (not kills)
     assert kills or f"stopped   after step {cut_at} of {whole.step}, saved in " in told
     capsys.readouterr()
-    main(command(target, data, tmp_path / "cut", *settings))
+    main(words)
     assert f"resumes   after step {cut_at} of " in capsys.readouterr().out
     cut = last(tmp_path / "cut")
     assert (whole.step, whole.best_tau) == (cut.step, cut.best_tau)

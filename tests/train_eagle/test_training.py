@@ -85,7 +85,8 @@ def test_a_trained_head_drafts_better_than_a_new_one(
 def test_kept_states_train_the_same_head(target: Path, data: Path, tmp_path: Path) -> None:
     TrainingRun(config(target, data, tmp_path / "online")).train()
     TrainingRun(config(target, data, tmp_path / "kept", features=tmp_path / "features")).train()
-    assert losses(tmp_path / "online") == pytest.approx(losses(tmp_path / "kept"), rel=1e-4)
+    # Kept ones are rounded to bfloat16.
+    assert losses(tmp_path / "online") == pytest.approx(losses(tmp_path / "kept"), rel=2e-3)
 
 
 def test_a_pass_computed_again_gives_the_same_gradients(target: Path, data: Path, tmp_path: Path) -> None:

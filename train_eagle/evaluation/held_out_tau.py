@@ -4,19 +4,35 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from specdec.core.outputs import SpeculationStats
+from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.formats.head_kind import HeadKind
+from specdec.draft_heads.formats.head_kinds import load_head
 from specdec.draft_heads.heads.draft_head import FeatureHead
+from specdec.kernels.kernel_set import torch_kernels
+from specdec.llm import LLM
+from specdec.models.llama import LlamaModel
 from specdec.train_eagle.data.chat_mask import Sample
-from specdec.train_eagle.evaluation.head_evaluation import measure_tau
+from specdec.train_eagle.evaluation.replay import KnownAnswer, replay
+from specdec.train_eagle.passes.features import OnlineFeatures
+from specdec.verify.noise import GumbelNoise
+
+MAX_TOKENS = 96
+SEATS = 32
 
 
 class HeldOutTau:
-    """Measures heads by the engine, at temperature 0.
+    """Measures heads at temperature 0, with every tree as large as it may be.
+
+    The engine answers the prompts once, before the first measurement. A head is then measured by replaying the answers,
+    which costs its own passes alone.
 
     Args:
-        files: writes the heads.
+        files: writes the heads, which are measured as they are saved.
+        path: the target's checkpoint.
         model: the target.
         run: folder of the run's state; a head is written to `latest` in it.
         held_out: conversations, whose first answers are made anew.
@@ -24,12 +40,19 @@ class HeldOutTau:
     """
 
     def __init__(
-        self, files: HeadKind[Any, Any], model: Path, run: Path, held_out: Sequence[Sample], most: int
+        self,
+        files: HeadKind[Any, Any],
+        path: Path,
+        model: LlamaModel,
+        run: Path,
+        held_out: Sequence[Sample],
+        most: int,
     ) -> None:
-        self._files, self._model, self._folder = files, model, run / "latest"
+        self._files, self._path, self._model, self._folder = files, path, model, run / "latest"
         count = min(most, len(held_out))
         chosen = [held_out[i * len(held_out) // count] for i in range(count)]
         self._prompts = [sample.token_ids[: sample.mask.index(True)] for sample in chosen]
+        self._answers: list[KnownAnswer] | None = None
 
     @property
     def num_prompts(self) -> int:
@@ -37,8 +60,22 @@ class HeldOutTau:
         return len(self._prompts)
 
     def measure(self, head: FeatureHead, shape: DraftShape) -> SpeculationStats:
-        """Answer the prompts with trees as large as `shape` allows; nothing is counted if there are none."""
+        """Return the figures of a head with trees as large as `shape` allows; nothing is counted without prompts."""
         if not self._prompts:
             return SpeculationStats()
+        if self._answers is None:
+            self._answers = self._answered(head.taps)
         self._files.save(head, self._folder, {})
-        return measure_tau(self._model, self._folder, self._prompts, shape=shape)
+        kernels = torch_kernels(GumbelNoise(self._model.embed_tokens.weight.device))
+        draft = load_head(self._folder, self._model.parts, kernels).draft
+        return SpeculationStats.total(replay(draft, self._answers, shape, kernels))
+
+    def _answered(self, taps: Sequence[int]) -> list[KnownAnswer]:
+        """Return the answers, with the target's states on the CPU."""
+        dtype = str(self._model.embed_tokens.weight.dtype).removeprefix("torch.")
+        llm = LLM(self._path, draft=None, dtype=dtype, max_num_seqs=SEATS)
+        outputs = llm.generate(self._prompts, SamplingParams(temperature=0, max_tokens=MAX_TOKENS), use_tqdm=False)
+        texts = [output.prompt_token_ids + output.token_ids for output in outputs]
+        source = OnlineFeatures(self._model, [Sample(text, [True] * len(text)) for text in texts], taps)
+        batches = [source.batch([i]).to(torch.device("cpu")) for i in range(len(texts))]
+        return [KnownAnswer(batch, len(prompt)) for batch, prompt in zip(batches, self._prompts, strict=True)]

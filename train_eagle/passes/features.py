@@ -2,11 +2,12 @@
 
 import json
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from safetensors import safe_open
@@ -20,11 +21,13 @@ from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.data.chat_mask import Sample
-from specdec.train_eagle.data.prepared_data import write_json, write_whole
+from specdec.train_eagle.data.prepared_data import write_whole
 from specdec.train_eagle.passes.unrolled_attention import UnrolledAttention
 from specdec.verify.noise import GumbelNoise
 
 PARTS = ("tokens", "mask", "features", "taps")
+# Most tokens of a shard, whose features wait in memory.
+SHARD_TOKENS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class OnlineFeatures:
         self.kernels = torch_kernels(GumbelNoise(weight.device))
         self.model, self.samples, self.tap_layers = model, samples, tuple(tap_layers)
         self.lengths = [len(sample.token_ids) for sample in samples]
-        self.device = weight.device
+        self.device, self.dtype = weight.device, weight.dtype
         self.rope = config.rope.table(config.head_dim, config.max_position, weight.dtype).to(self.device)
 
     @torch.no_grad()
@@ -114,83 +117,91 @@ class OnlineFeatures:
 
 
 class FeatureStore:
-    """Features in a folder of safetensors shards, with `index.json` for the lengths of their conversations.
+    """Features of conversations that are computed when they are first wanted, and kept in a folder.
 
-    Read like `OnlineFeatures`.
+    Read like `OnlineFeatures`. Each shard of the folder is a safetensors file that also names its conversations. It is
+    written whole under a name of its own, so a killed run leaves what another one reads, and several processes may
+    write to a folder; each reads the shards that were there when it began, and its own.
 
-    A shard is written whole before the index names it, so that an interrupted run goes on with conversation number
-    `len(store.lengths)`.
+    float32 features are rounded to bfloat16, also where they are used at once: half as much to keep, and the precision
+    in which a device with bfloat16 arithmetic computes them.
+
+    Args:
+        settings: what the features depend on.
+        source: computes them.
 
     Raises:
         ValueError: the folder was written with other `settings`.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        self.folder = folder
-        self._index = folder / "index.json"
-        # Per conversation its shard, and the number of the first token there.
-        self._places: list[tuple[Any, int]] = []
-        self.lengths: list[int] = []
-        self._entries: dict[str, Any] = {"settings": settings, "shards": []}
-        if self._index.exists():
-            kept = json.loads(self._index.read_text(encoding="utf-8"))
-            old, wanted = kept.get("settings") or {}, json.loads(json.dumps(settings))
-            if other := [name for name in (*wanted, *old) if old.get(name) != wanted.get(name)]:
-                told = f"{other[0]}: {old.get(other[0])}, not {wanted.get(other[0])}"
-                raise ValueError(
-                    f"{folder} holds features of other settings, made with another {told}; remove it or name another "
-                    "folder"
-                )
-            self._entries = kept
-            for entry in kept["shards"]:
-                self._open(entry)
+    def __init__(self, folder: Path, settings: dict[str, Any], source: OnlineFeatures) -> None:
+        self.folder, self.source, self.lengths = folder, source, source.lengths
+        self._settings: dict[str, Any] = json.loads(json.dumps(settings))
+        # Per conversation on disk its shard, and the number of the first token there; of others what is kept of them.
+        self._places: dict[int, tuple[Any, int]] = {}
+        self._new: dict[int, dict[str, Tensor]] = {}
+        for file in sorted(folder.glob("features-*.safetensors")):
+            self._open(file)
 
-    def write(self, source: OnlineFeatures, shard_tokens: int, batch_tokens: int) -> Iterator[int]:
-        """Add the missing conversations of `source`; yield the number of stored ones after each shard."""
-        left = range(len(self.lengths), len(source.lengths))
-        for shard in _runs(source.lengths, left, shard_tokens):
-            self._add([source.batch(group) for group in _runs(source.lengths, shard, batch_tokens)])
-            yield len(self.lengths)
+    @property
+    def tokens_left(self) -> int:
+        """Tokens whose features are still to be computed."""
+        return sum(length for i, length in enumerate(self.lengths) if i not in self._places and i not in self._new)
 
     def batch(self, conversations: Sequence[int]) -> FeatureBatch:
-        parts: dict[str, list[Tensor]] = {name: [] for name in PARTS}
-        for i in conversations:
-            shard, start = self._places[i]
-            for name in PARTS:
-                parts[name].append(shard.get_slice(name)[start : start + self.lengths[i]])
-        tokens, *others = (torch.cat(parts[name]) for name in PARTS)
-        return FeatureBatch([self.lengths[i] for i in conversations], tokens.long(), *others)
+        """Return some conversations, in the order given."""
+        missing = [i for i in conversations if i not in self._places and i not in self._new]
+        if missing:
+            self._keep(missing, self.source.batch(missing))
+            if sum(self.lengths[i] for i in self._new) >= SHARD_TOKENS:
+                self.flush()
+        found = [self._kept(i) for i in conversations]
+        tokens, mask, *states = (torch.cat([one[name] for one in found]) for name in PARTS)
+        wide = (each.to(self.source.dtype) for each in states)
+        return FeatureBatch([self.lengths[i] for i in conversations], tokens.long(), mask, *wide)
 
-    def _add(self, batches: Sequence[FeatureBatch]) -> None:
+    def flush(self) -> None:
+        """Write what was computed since the last time."""
+        if not self._new:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
-        lengths = [length for batch in batches for length in batch.lengths]
-        tensors = {name: torch.cat([getattr(batch, name) for batch in batches]).cpu() for name in PARTS}
-        tensors["tokens"] = tensors["tokens"].int()
-        entry: dict[str, Any] = {"file": f"features-{len(self._entries['shards']):05d}.safetensors", "lengths": lengths}
-        write_whole(self.folder / entry["file"], lambda new: save_file(tensors, new))
-        self._entries["shards"].append(entry)
-        write_json(self._index, self._entries)
-        self._open(entry)
+        tensors = {name: torch.cat([one[name] for one in self._new.values()]) for name in PARTS}
+        told = {"settings": json.dumps(self._settings), "conversations": json.dumps(list(self._new))}
+        file = self.folder / f"features-{uuid4().hex}.safetensors"
+        write_whole(file, lambda new: save_file(tensors, new, told))
+        self._open(file)
+        self._new = {}
 
-    def _open(self, entry: dict[str, Any]) -> None:
-        shard = safe_open(self.folder / entry["file"], framework="pt")
-        starts = accumulate(entry["lengths"][:-1], initial=0)
-        self._places += [(shard, start) for start in starts]
-        self.lengths += entry["lengths"]
+    def _keep(self, conversations: Sequence[int], batch: FeatureBatch) -> None:
+        narrow = torch.bfloat16 if self.source.dtype == torch.float32 else self.source.dtype
+        states = (each.to(narrow).cpu() for each in (batch.features, batch.taps))
+        parts = (batch.tokens.int().cpu(), batch.mask.cpu(), *states)
+        split = (torch.split(part, list(batch.lengths)) for part in parts)
+        for i, *of_one in zip(conversations, *split, strict=True):
+            self._new[i] = dict(zip(PARTS, of_one, strict=True))
 
+    def _kept(self, conversation: int) -> dict[str, Tensor]:
+        if conversation in self._new:
+            return self._new[conversation]
+        shard, start = self._places[conversation]
+        end = start + self.lengths[conversation]
+        return {name: shard.get_slice(name)[start:end] for name in PARTS}
 
-def _runs(lengths: Sequence[int], conversations: Iterable[int], most: int) -> Iterator[list[int]]:
-    """Yield conversations in their order, in groups of at most `most` tokens; a longer one is a group of its own."""
-    group: list[int] = []
-    size = 0
-    for i in conversations:
-        if group and size + lengths[i] > most:
-            yield group
-            group, size = [], 0
-        group.append(i)
-        size += lengths[i]
-    if group:
-        yield group
+    def _open(self, file: Path) -> None:
+        shard = safe_open(file, framework="pt")
+        # Nothing in a folder of an earlier version.
+        told: dict[str, str] = shard.metadata() or {}  # type: ignore[no-untyped-call]
+        old, wanted = json.loads(told.get("settings", "{}")), self._settings
+        if other := [name for name in (*wanted, *old) if old.get(name) != wanted.get(name)]:
+            found = f"{other[0]}: {old.get(other[0])}, not {wanted.get(other[0])}"
+            raise ValueError(
+                f"{self.folder} holds features of other settings, made with another {found}; remove it or name another "
+                "folder"
+            )
+        start = 0
+        for i in json.loads(told["conversations"]):
+            self._places[i] = shard, start
+            start += self.lengths[i]
 
 
 def packed(lengths: Sequence[int], batch_tokens: int, seed: int) -> list[list[int]]:

@@ -57,17 +57,7 @@ class BlockTrainer(HeadTrainer):
         if not len(found):
             # One block that does not count, so that every weight has a gradient in every process.
             return places[:1]
-        most, bounds = self.settings.anchors, torch.tensor(batch.lengths, device=ends.device).cumsum(0)
-        counts = torch.searchsorted(found, bounds).diff(prepend=bounds.new_zeros(1)).tolist()
-        return torch.cat([self._some(part, most) for part in torch.split(found, counts)])
-
-    def _some(self, anchors: Tensor, most: int) -> Tensor:
-        count = len(anchors)
-        if count <= most:
-            return anchors
-        if self.training:
-            return anchors[torch.randperm(count, device=anchors.device)[:most].sort().values]
-        return anchors[torch.arange(most, device=anchors.device) * count // most]
+        return self.some_of_each(found, batch.lengths)
 
     def _counts(self, batch: FeatureBatch, anchors: Tensor, slots: int) -> Tensor:
         """Return which predictions count, bool `[slots, anchors]`."""

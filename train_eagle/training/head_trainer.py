@@ -26,7 +26,7 @@ class LossSettings(NamedTuple):
     feature_weight: float = 0.0
     noise: float = 0.0
     gradient_checkpointing: bool = False
-    anchors: int = 512
+    anchors: int | None = None
     confidence_weight: float = 0.0
 
 
@@ -65,13 +65,32 @@ class HeadTrainer(nn.Module):
         self.register_buffer("proposable", proposable, persistent=False)
         self.register_buffer("rope", llama.rope.table(llama.head_dim, llama.max_position, torch.float32), False)
 
+    def some_of_each(self, places: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Return up to `anchors` places of each conversation: drawn in training, evenly spread outside.
+
+        Args:
+            places: int64, ascending, rows of a batch.
+            lengths: number of rows of each conversation.
+        """
+        bounds = torch.tensor(lengths, device=places.device).cumsum(0)
+        counts = torch.searchsorted(places, bounds).diff(prepend=bounds.new_zeros(1)).tolist()
+        return torch.cat([self._some(part) for part in torch.split(places, counts)])
+
+    def _some(self, places: Tensor) -> Tensor:
+        count, most = len(places), self.settings.anchors
+        if most is None or count <= most:
+            return places
+        if self.training:
+            return places[torch.randperm(count, device=places.device)[:most].sort().values]
+        return places[torch.arange(most, device=places.device) * count // most]
+
 
 class UnrolledTrainer(HeadTrainer):
     """Training-time test (Li et al. 2025, section 3.2).
 
     The head's row r of a conversation takes (x_{r+1}, feature r) and predicts x_{r+2}. In pass j row r takes its own
     state of the previous pass and x_{r+1+j}, and sees the rows that it would see if it had drafted those j tokens.
-    After the first pass only rows go on whose next token is the assistant's.
+    After the first pass only rows go on whose next token is the assistant's, and of a conversation at most `anchors`.
     """
 
     def forward(self, batch: FeatureBatch) -> UnrolledLoss:
@@ -79,18 +98,23 @@ class UnrolledTrainer(HeadTrainer):
         settings, head = self.settings, self.head.form(None)
         rows = _Rows(batch)
         anchors = rows.said.nonzero().flatten()
+        # Those that go on, and their places among all.
+        later = self.some_of_each(anchors, rows.lengths)
+        places = torch.searchsorted(anchors, later)
         features = batch.read_by(head)[rows.before]
         if self.training and settings.noise:
             features = features + torch.empty_like(features).uniform_(-settings.noise, settings.noise)
-        attentions = [UnrolledAttention(rows.lengths, anchors) for _ in range(head.llama.num_layers)]
-        hidden = self._pass(head, rows.tokens, features, rows.positions, attentions, 0).index_select(0, anchors)
-        states, counted = [hidden], [self._counts(rows, anchors, 0)]
+        attentions = [UnrolledAttention(rows.lengths, later) for _ in range(head.llama.num_layers)]
+        first = self._pass(head, rows.tokens, features, rows.positions, attentions, 0).index_select(0, anchors)
+        states, counted, hidden = [first], [self._counts(rows, anchors, 0)], first.index_select(0, places)
         for step in range(1, settings.unroll):
-            ahead = (anchors + step).clamp_max(len(rows.tokens) - 1)
-            positions = (rows.positions[anchors] + step).clamp_max(len(self.rope) - 1)
+            ahead = (later + step).clamp_max(len(rows.tokens) - 1)
+            positions = (rows.positions[later] + step).clamp_max(len(self.rope) - 1)
             hidden = self._pass(head, rows.tokens[ahead], hidden, positions, attentions, step)
-            states.append(hidden)
-            counted.append(self._counts(rows, anchors, step))
+            # Rows that do not go on have no state, and do not count.
+            states.append(torch.zeros_like(first).index_copy(0, places, hidden))
+            counts = counted[0].new_zeros(len(anchors)).index_copy(0, places, self._counts(rows, later, step))
+            counted.append(counts)
         wanted = batch.features[rows.here]
         weights = [settings.step_decay**step for step in range(settings.unroll)]
         loss = unrolled_loss(

@@ -207,9 +207,10 @@ class TrainConfig:
     )
     anchors: int | None = setting(
         None,
-        "Most blocks of a conversation in a batch, drawn anew each time.",
+        "Most blocks of a conversation in a batch, drawn anew each time; of an EAGLE head, most rows that its passes "
+        "after the first go on with.",
         least=1,
-        shown_default=_by_head("anchors"),
+        shown_default=f"{_by_head('anchors')}; else all",
     )
     unroll: int | None = setting(
         None,

@@ -39,7 +39,6 @@ from specdec.train_eagle.training.training_state import TrainingState
 from specdec.train_eagle.training.unrolled_loss import UnrolledLoss
 from specdec.verify.noise import GumbelNoise
 
-SHARD_TOKENS = 1 << 18
 # Settings that may change when a run is resumed.
 FREE = (
     "out",
@@ -114,7 +113,9 @@ class TrainingRun:
         optimizer = torch.optim.AdamW(self.trained, lr=used["lr"], betas=(0.9, 0.95), weight_decay=0.0)
         schedule = get_cosine_schedule_with_warmup(optimizer, used["warmup_steps"], self.plan.total)
         self.source, self.held_out = self._sources()
-        self.tau = HeldOutTau(self.kind.files, config.model, self.folder, self.plan.held_out, config.evaluate_prompts)
+        self.tau = HeldOutTau(
+            self.kind.files, config.model, self.model, self.folder, self.plan.held_out, config.evaluate_prompts
+        )
         prepared = self.accelerator.prepare(self.trainer, optimizer, schedule)
         self.wrapped, self.optimizer, self.schedule = prepared
         self.state.load(self.accelerator)
@@ -134,17 +135,11 @@ class TrainingRun:
             "taps": list(self.head.taps),
             "dtype": str(self.model.embed_tokens.weight.dtype),
         }
-        store = FeatureStore(folder, settings)
-        if self.accelerator.is_main_process:
-            width = self.model.config.hidden_size * (1 + len(self.head.taps))
-            left = sum(train.lengths[len(store.lengths) :])
-            if left:
-                size = left * (width * self.model.embed_tokens.weight.element_size() + 5)
-                print(f"{size / 2**30:.1f} GiB of features of {left:,} tokens go to {folder}", flush=True)
-            for done in store.write(train, SHARD_TOKENS, self.plan.settings["batch_tokens"]):
-                print(f"features of {done:,} of {len(train.lengths):,} conversations", flush=True)
-        self.accelerator.wait_for_everyone()
-        return FeatureStore(folder, settings), held_out
+        store = FeatureStore(folder, settings, train)
+        if self.accelerator.is_main_process and (left := store.tokens_left):
+            size = left * (2 * self.model.config.hidden_size * (1 + len(self.head.taps)) + 5)
+            print(f"{size / 2**30:.1f} GiB of features of {left:,} tokens will go to {folder}", flush=True)
+        return store, held_out
 
     def train(self) -> int | None:
         """Train to the end, with checkpoints, or to the first Ctrl-C or SIGTERM.
@@ -165,7 +160,7 @@ class TrainingRun:
         if log is not None:
             self._begin(log, speed)
         with log or nullcontext(), StopSignals(self.accelerator.num_processes == 1) as stop:
-            while state.step < self.total and not self._stops(stop):
+            while state.step < self.total and not self._any(stop.received is not None):
                 start = time.monotonic()
                 loss, norm, rate = self.step(state.step)
                 new_tokens = self._tokens(state.step)
@@ -176,14 +171,15 @@ class TrainingRun:
                 evaluates = state.step % self.evaluated_every == 0 or state.step == self.total
                 if evaluates and log is not None:
                     self._evaluate(log, tokens)
-                if log is not None and (evaluates or time.monotonic() - saved > config.checkpoint_minutes * 60):
-                    state.save(self.accelerator)
-                    log.draw(at_once=evaluates)
+                if self._any(main and (evaluates or time.monotonic() - saved > config.checkpoint_minutes * 60)):
+                    self._save()
                     saved, saved_step = time.monotonic(), state.step
+                    if log is not None:
+                        log.draw(at_once=evaluates)
             # Still inside, so that a further signal does not end the run while it saves.
             stopped = state.step < self.total
-            if stopped and log is not None and saved_step < state.step:
-                state.save(self.accelerator)
+            if stopped and saved_step < state.step:
+                self._save()
         if log is not None and stopped:
             kept = f"saved in {self.folder}; the same command resumes it"
             log.say(f"stopped   after step {state.step:,} of {self.total:,}, {kept}")
@@ -194,13 +190,19 @@ class TrainingRun:
         self.accelerator.end_training()
         return stop.received if stopped else None
 
-    def _stops(self, stop: StopSignals) -> bool:
-        """Return whether any process was told to stop, so that all stop after the same step."""
-        told = stop.received is not None
+    def _any(self, told: bool) -> bool:
+        """Return whether any process was told so, so that all do the same after a step."""
         if self.accelerator.num_processes == 1:
             return told
         count: Tensor = self.accelerator.reduce(torch.tensor(float(told), device=self.device))
         return count.item() > 0
+
+    def _save(self) -> None:
+        """Write a checkpoint. Features that its steps computed are kept first, or later epochs would see others."""
+        if isinstance(self.source, FeatureStore):
+            self.source.flush()
+        if self.accelerator.is_main_process:
+            self.state.save(self.accelerator)
 
     def step(self, step: int) -> tuple[UnrolledLoss, float, float]:
         """Take one optimizer step; return its last batch's loss, its gradient norm and learning rate."""

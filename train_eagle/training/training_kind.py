@@ -17,7 +17,7 @@ from specdec.train_eagle.training.head_trainer import HeadTrainer, LossSettings,
 
 H = TypeVar("H", bound=FeatureHead)
 # Settings of heads that are unrolled over their own states.
-UNROLLED = frozenset({"unroll", "noise", "token_weight"})
+UNROLLED = frozenset({"unroll", "noise", "token_weight", "anchors"})
 # Scale of a fresh head's weights for taps before the last, relative to other matrices.
 OTHER_TAPS = 0.2
 
