@@ -124,6 +124,12 @@ ADAPTERS = {
     "llama.cpp": Adapter("specdec.bench.llama_cpp_peer", ("batch", "tokens", "gguf"), "llama_cpp", "llama-cpp-python"),
     LLAMA_SERVER: Adapter("specdec.bench.llama_server_peer", ("batch", "tokens", "gguf", "type"), None, LLAMA_SERVER),
     "xllamacpp": Adapter("specdec.bench.xllamacpp_peer", ("batch", "tokens", "gguf", "type"), "xllamacpp", "xllamacpp"),
+    "openvino": Adapter(
+        "specdec.bench.openvino_peer",
+        ("batch", "tokens", "ir", "branching", "depth"),
+        "openvino_genai",
+        "openvino-genai",
+    ),
     "vllm": Adapter("specdec.bench.vllm_peer", ("batch", "tokens"), "vllm", "vllm"),
 }
 

@@ -266,7 +266,8 @@ def test_interrupted_run_leaves_nothing_behind(tiny: Tiny, monkeypatch: pytest.M
         (["--plot", "/no/such/plot.png"], "plot is '/no/such/plot.png'; its folder does not exist"),
         (
             ["--peer", "sglang"],
-            "--peer is 'sglang'; it must begin with one of transformers, llama.cpp, llama-server, xllamacpp, vllm",
+            "--peer is 'sglang'; it must begin with one of transformers, llama.cpp, llama-server, xllamacpp, openvino, "
+            "vllm",
         ),
         (["--peer", "transformers:size=1"], "no setting is called 'size'; it must be one of batch, tokens"),
         (["--peer", "transformers:batch=0"], "batch is '0'; it must be a whole number of at least 1"),
