@@ -29,7 +29,8 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def _entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(KINDS, "gated", GatedKind())
+    monkeypatch.setattr(KINDS, "_found", dict(KINDS))
+    KINDS.register("gated", GatedKind())
     monkeypatch.setitem(TRAINING_KINDS, "gated", GatedTraining())
 
 
