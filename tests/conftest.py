@@ -127,9 +127,12 @@ def nan_cache() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def untried_drafts() -> Iterator[None]:
-    """No engine tries its drafts at start: heads in tests are random, which it would tell of each time."""
+    """No engine tries its drafts at start: heads in tests are random, which it would tell of each time.
+
+    The first rank has no prompts for it, so that ranks in other processes do without as well.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specdec.building.engine_builder.check_first_drafts", lambda *_: None)
+        patch.setattr("specdec.building.engine_builder.questions", lambda *_: [])
         yield
 
 

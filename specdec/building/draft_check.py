@@ -65,7 +65,7 @@ def check_first_drafts(executor: Executor, prompts: Sequence[Sequence[int]], con
     start = time.perf_counter()
     with executor.ranks.together():
         found = first_drafts(executor, executor.ranks.decide(lambda: prompts), context, slots)
-    if executor.ranks.rank:
+    if executor.ranks.rank or not found.wanted:
         return
     num, seconds = len(found.wanted), time.perf_counter() - start
     logger.info("first drafts: %d of %d are the target's tokens, tried in %.2f s", found.hits, num, seconds)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec import LLM, SamplingParams
-from specdec.building.draft_check import STEPS, FirstDrafts, check_first_drafts, first_drafts
-from specdec.building.tap_probe import QUESTIONS
+from specdec.building.draft_check import STEPS, FirstDrafts, first_drafts
+from specdec.building.tap_probe import QUESTIONS, questions
 from specdec.config import DEMO_HEADS
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from tests.fakes import save_random_head
@@ -28,7 +28,7 @@ SMALL = {"kv_cache_memory": 8 << 20, "dtype": "float64"}
 @pytest.fixture(autouse=True)
 def tried_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines try their drafts, as they do outside of tests."""
-    monkeypatch.setattr("specdec.building.engine_builder.check_first_drafts", check_first_drafts)
+    monkeypatch.setattr("specdec.building.engine_builder.questions", questions)
 
 
 @contextmanager

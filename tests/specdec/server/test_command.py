@@ -92,7 +92,7 @@ MISTAKES: list[tuple[list[object], str]] = [
     (["--api-key", " "], "api_key holds an empty text"),
     (["--ssl-keyfile", "x"], "belong together"),
     (["--chat-template", "absent.jinja", "--port", 0], "--chat-template is 'absent.jinja': No such file"),
-    (["--tool-call-parser", "pythonic"], "'pythonic' is not one of 'auto'"),
+    (["--tool-call-parser", "granite"], "'granite' is not one of 'auto'"),
     (["--scheduling-policy", "random"], "'random' is not one of 'fcfs'"),
     (["--max-queued-requests", 0], "max_queued_requests is 0"),
     (["--depth", 0], "depth is 0"),

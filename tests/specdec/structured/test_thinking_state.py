@@ -14,7 +14,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.tree import DraftTree
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.thinking_state import ThinkingMarks, ThinkingState
-from specdec.verify.verifier import verifier_of
+from specdec.verify.verifier import RULES
 from tests.kernel_sets import REFERENCES, TORCH
 from tests.profiles import num_cases
 from tests.specdec.structured.small_grammars import END, GRAMMARS, PROMPT, VOCAB, allowed_after, encode, state_of
@@ -129,7 +129,7 @@ def test_no_rule_lets_a_forbidden_token_through(
     drafts = [tree, pruned(tree, context)] if tree.draft_probs is None else [tree]
     for draft in drafts:
         row = SampledRow(draft, context)
-        (found,) = verify(verifier_of(rule, kernels), [row], logits[: 1 + len(draft)])  # type: ignore[arg-type]
+        (found,) = verify(RULES[rule].make(kernels), [row], logits[: 1 + len(draft)])  # type: ignore[arg-type]
         tokens = [*output, *(draft.tokens[node] for node in found.path), found.next_token]
         assert all(token in case.allowed(tokens[:place]) for place, token in enumerate(tokens))
 
