@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from specdec.building import rank_process, ranks
+from specdec.building import draft_corpus, rank_process, ranks
 from specdec.core.request import RequestGroup
 from specdec.engine.engine import LLMEngine
+from specdec.kernels.reference.text_store import PythonTextStore
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
 from specdec.parallel.first_rank import FirstRank
 from specdec.parallel.other_ranks import Process
@@ -118,6 +119,8 @@ def whole_ranks(others: WholeRanks) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranks, "_other_ranks", lambda *_: others)
         patch.setattr(FirstRank, "groups", _none)
+        # Its content can be compared.
+        patch.setattr(draft_corpus, "_texts", PythonTextStore)
         others.begin()
         yield
 
@@ -141,6 +144,7 @@ def _serve(address: str) -> None:
     with pytest.MonkeyPatch.context() as patch, Listener(address) as listener:
         patch.setattr(LLMEngine, "act", compared)
         patch.setattr(OtherRank, "groups", _none)
+        patch.setattr(draft_corpus, "_texts", PythonTextStore)
         for clock in ("time", "monotonic", "perf_counter"):
             patch.setattr(time, clock, lambda: 1e6 * chance.random())
         while True:
