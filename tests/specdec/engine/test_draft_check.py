@@ -41,7 +41,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
     found += [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize("head", set(DEMO_HEADS.values()), ids=lambda folder: folder.name)
+@pytest.mark.parametrize("head", dict.fromkeys(DEMO_HEADS.values()), ids=lambda folder: folder.name)
 @pytest.mark.parametrize("verify", ["coupled", "rejection"])
 def test_a_trained_head_is_not_warned_of(head: Path, verify: str, caplog: pytest.LogCaptureFixture) -> None:
     with warnings(caplog) as told:
