@@ -34,7 +34,7 @@ MOST, DEPTH = 3, 8
 
 
 class NoChains:
-    """In place of n-grams of the own text, which are not measured here."""
+    """Source without chains: n-grams of the request's own text are not measured here."""
 
     def chains(self, token_ids: Any, depth: int) -> list[Any]:  # noqa: ARG002
         return []

@@ -342,7 +342,7 @@ class EngineConfig:
 
     @property
     def drafts_from_store(self) -> bool:
-        """Whether drafts come from a store of earlier requests too."""
+        """Return whether continuations in earlier requests are drafted."""
         return SUFFIX in self.chains
 
     @property

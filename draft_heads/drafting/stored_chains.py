@@ -78,7 +78,7 @@ class StoredText:
         return sorted([*self._own.chains(token_ids, depth), *stored], key=lambda chain: -chain.rates.rate(chain.match))
 
     def follow(self, token_ids: Sequence[int], num_cached_prompt: int, *, ended: bool) -> None:
-        """Take the request's new tokens: write them, and note which places foretold them.
+        """Write the request's new tokens to the store, and mark the places that predicted them as useful.
 
         Args:
             num_cached_prompt: tokens of the prompt that the prefix cache had: an earlier request of the same salt has

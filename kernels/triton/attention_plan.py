@@ -68,7 +68,7 @@ CROWDED_HOPPER_CONFIGS = {
 STAGES = 5
 # Numbers of an item and of a join, and where an item's entries end; see `Plan`.
 ITEM, JOIN, END = 7, 4, 4
-# So many items take a multiple of 16 bytes.
+# The least number of items whose bytes are a multiple of 16.
 ITEMS_ALIGNMENT = 4
 
 

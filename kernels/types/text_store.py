@@ -72,5 +72,5 @@ class TextStore(Protocol):
 
 
 def num_pages(tokens: int) -> int:
-    """Return the pages of a store of so many tokens, at least 1."""
+    """Return the number of pages of a store for `tokens` tokens, at least 1."""
     return max(1, tokens // PAGE)

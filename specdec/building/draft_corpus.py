@@ -53,7 +53,7 @@ def draft_store(config: EngineConfig, ranks: Ranks, tokenizer: Tokenizer | None)
 
 
 def _texts(tokens: int) -> TextStore:
-    """Return an empty store of so many tokens, in C where it is built."""
+    """Return an empty store for `tokens` tokens, by the compiled library where it is built."""
     return PythonTextStore(tokens) if library_file() is None else NativeTextStore(tokens)
 
 

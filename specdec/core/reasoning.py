@@ -1,4 +1,4 @@
-"""How models set their thinking apart from their answers, by vLLM's names. Pure Python."""
+"""Reasoning parsers by vLLM's names: the marks between a model's thinking and its answer. Pure Python."""
 
 from collections.abc import Mapping
 from importlib import import_module

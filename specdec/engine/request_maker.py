@@ -357,11 +357,11 @@ class RequestMaker:
 
     @cached_property
     def _named_sources(self) -> dict[str, MakeSource]:
-        """What makes the sources that the settings name."""
+        """Makers of the draft sources that the settings name, by name."""
         return prepared_sources(self.config.chains, self.config.shape, self.config.draft_options)
 
     def source_counts(self) -> dict[str, SourceCount]:
-        """Return what each source of chains knew and what of it was right, by name, of grammars and the store too."""
+        """Return the tokens that each draft source without a model proposed, and how many were right, by name."""
         found = self._rates if self.store is None else {**self._rates, "store": self.store.rates}
         return {name: SourceCount(rates.tokens, rates.right) for name, rates in found.items()}
 

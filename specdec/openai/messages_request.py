@@ -54,7 +54,7 @@ class ToolChoiceIn(RequestModel):
 
 
 class Thinking(RequestModel):
-    """Whether the model thinks, and how long at most."""
+    """Anthropic's `thinking`: whether the model thinks, and the most tokens of it."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Int | None = None

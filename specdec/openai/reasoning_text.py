@@ -22,7 +22,7 @@ class Thought(NamedTuple):
 
 @dataclass(frozen=True)
 class ServedReasoning:
-    """How the served model thinks.
+    """Reasoning parser of the served model, and its marks as tokens.
 
     Attributes:
         parser: texts of its marks.

@@ -133,7 +133,7 @@ def _properties(schema: Any) -> Mapping[str, Any]:
 
 
 def _value(text: str, schema: Any) -> Any:
-    """Return a parameter's value by its schema: text where it may be text, and what it spells otherwise."""
+    """Return a parameter's value: its text where the schema allows a string, else the JSON value that it spells."""
     types = _types(schema)
     if "null" in types and text.strip().lower() in ("null", "none"):
         return None
