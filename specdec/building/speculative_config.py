@@ -5,10 +5,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from specdec.draft_heads.drafting.chain_sources import NGRAM, SUFFIX
 from specdec.kernels.types.settings import Foreign
 
 logger = logging.getLogger(__name__)
-NGRAM, SUFFIX = "ngram", "suffix"
 # Bounds of vLLM's n-gram matches. They are checked; here the longest match counts, whatever its length.
 _LOOKUP = ("prompt_lookup_min", "prompt_lookup_max")
 # Keys that are settings of the engine, by its names.

@@ -31,6 +31,7 @@ class PythonicParser:
         self._unread = ""
         self._is_list: bool | None = None
         self._has_call = False
+        self._end = _CallEnd()
 
     def push(self, text: str) -> list[Item]:
         """See `ToolParser.push`."""
@@ -70,9 +71,10 @@ class PythonicParser:
         if self._has_call and rest.startswith("]"):
             self._is_list, self._unread = False, rest[1:]
             return []
-        size = _call_size(rest)
+        size = self._end.find(rest)
         if size == 0:
             return []
+        self._end = _CallEnd()
         call = None if size is None else _call(rest[:size])
         if size is None or call is None:
             self._is_list = False
@@ -82,30 +84,41 @@ class PythonicParser:
         return [*call]
 
 
-def _call_size(text: str) -> int | None:
-    """Return the length of the call that a text begins with, 0 where it is not complete, None where it is none."""
-    depth, quote, is_escaped = 0, "", False
-    for place, char in enumerate(text):
-        if quote:
-            if is_escaped:
-                is_escaped = False
-            elif char == "\\":
-                is_escaped = True
-            elif char == quote:
-                quote = ""
-        elif char in "\"'":
-            quote = char
-        elif char in "([{":
-            depth += 1
-            if depth > _DEEPEST:
+class _CallEnd:
+    """Search for the end of the call that a growing text begins with."""
+
+    def __init__(self) -> None:
+        self._num_read, self._depth, self._quote, self._is_escaped = 0, 0, "", False
+
+    def find(self, text: str) -> int | None:
+        """Return the length of the call, 0 where it is not complete yet, None where it is none.
+
+        Args:
+            text: the text of the call before, and what has come since.
+        """
+        for place in range(self._num_read, len(text)):
+            char = text[place]
+            if self._quote:
+                if self._is_escaped:
+                    self._is_escaped = False
+                elif char == "\\":
+                    self._is_escaped = True
+                elif char == self._quote:
+                    self._quote = ""
+            elif char in "\"'":
+                self._quote = char
+            elif char in "([{":
+                self._depth += 1
+                if self._depth > _DEEPEST:
+                    return None
+            elif char in ")]}":
+                self._depth -= 1
+                if self._depth <= 0:
+                    return place + 1 if self._depth == 0 else None
+            elif self._depth == 0 and not (char.isalnum() or char in "_. "):
                 return None
-        elif char in ")]}":
-            depth -= 1
-            if depth <= 0:
-                return place + 1 if depth == 0 else None
-        elif depth == 0 and not (char.isalnum() or char in "_. "):
-            return None
-    return 0
+        self._num_read = len(text)
+        return 0
 
 
 def _call(text: str) -> tuple[CallStart, CallArguments] | None:

@@ -1,5 +1,6 @@
 """Tool calls behind tags, each of which is a JSON object. Text may come in pieces of any size."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -40,7 +41,42 @@ class ToolParser(Protocol):
         ...
 
 
-class TaggedCalls:
+class SteppedParser(ABC):
+    """Parser that reads its text in steps, of which each ends with a change of state; see `ToolParser`."""
+
+    def __init__(self) -> None:
+        self._unread = ""
+        self._items: list[Item] = []
+        # Whether the last item was a call.
+        self._is_after_call = False
+
+    def push(self, text: str) -> list[Item]:
+        """See `ToolParser.push`."""
+        self._unread += text
+        return self._take(is_end=False)
+
+    def finish(self) -> list[Item]:
+        """See `ToolParser.finish`."""
+        return self._take(is_end=True)
+
+    def _take(self, is_end: bool) -> list[Item]:
+        self._items = []
+        while self._step(is_end):
+            pass
+        return self._items
+
+    @abstractmethod
+    def _step(self, is_end: bool) -> bool:
+        """Read up to the next change of state; return whether there was one. The end alone decides what is open."""
+
+    def _give(self, text: str) -> None:
+        """Return text, without white space that follows a call."""
+        if text and not (self._is_after_call and text.isspace()):
+            self._items.append(text)
+            self._is_after_call = False
+
+
+class TaggedCalls(SteppedParser):
     """Calls behind a tag, one or several, of which each is a JSON object.
 
     A tag is one of calls if an object follows it, and text otherwise: answers may speak of tags.
@@ -63,40 +99,18 @@ class TaggedCalls:
         cls.TAGS = tuple(tag for tag in (cls.OPEN, cls.CLOSE, *cls.INNER) if tag)
 
     def __init__(self, functions: Sequence[Mapping[str, Any]] = ()) -> None:  # noqa: ARG002
-        self._unread = ""
+        super().__init__()
         self._is_inside = self.BEGINS_INSIDE
         # Text before a possible call, a tag and white space: text after all if it is none.
         self._held = ""
         self._call: CallReader | None = None
         # Calls and objects behind this tag. After a call, a closing tag may come late.
         self._has_call = self._has_object = False
-        # Whether the last item was a call.
-        self._is_after_call = False
-
-    def push(self, text: str) -> list[Item]:
-        self._unread += text
-        return self._take(is_end=False)
-
-    def finish(self) -> list[Item]:
-        return self._take(is_end=True)
-
-    def _take(self, is_end: bool) -> list[Item]:
-        self._items: list[Item] = []
-        while self._step(is_end):
-            pass
-        return self._items
 
     def _step(self, is_end: bool) -> bool:
-        """Read up to the next change of state; return whether there was one. The end alone decides what is open."""
         if self._call is not None:
             return self._read_call(self._call, is_end)
         return self._read_inside(is_end) if self._is_inside else self._read_text(is_end)
-
-    def _give(self, text: str) -> None:
-        """Return text, without white space that follows a call."""
-        if text and not (self._is_after_call and text.isspace()):
-            self._items.append(text)
-            self._is_after_call = False
 
     def _read_text(self, is_end: bool) -> bool:
         tags = [self.OPEN, self.CLOSE] if self._has_call and self.CLOSE else [self.OPEN]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from specdec.core.call_grammar import HERMES, CallForm
-from specdec.openai.tagged_calls import Item, begun_tag
+from specdec.openai.tagged_calls import SteppedParser, begun_tag
 from specdec.openai.tool_call_reader import CallArguments, CallStart
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
@@ -13,7 +13,7 @@ _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _LONGEST_NAME = 200
 
 
-class Qwen3CoderParser:
+class Qwen3CoderParser(SteppedParser):
     """Calls as `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`: Qwen3-Coder.
 
     A value is text. It becomes JSON by its type in the function's schema, and is returned once it is complete.
@@ -23,33 +23,14 @@ class Qwen3CoderParser:
     FORM: ClassVar[CallForm | None] = None
 
     def __init__(self, functions: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__()
         self._schemas = {each.get("name"): _properties(each.get("parameters")) for each in functions}
-        self._unread = ""
         # The function that is being called, and the number of its parameters so far.
         self._name: str | None = None
         self._num_parameters = 0
-        self._is_after_call = False
 
-    def push(self, text: str) -> list[Item]:
-        """See `ToolParser.push`."""
-        self._unread += text
-        return self._take(is_end=False)
-
-    def finish(self) -> list[Item]:
-        """See `ToolParser.finish`."""
-        return self._take(is_end=True)
-
-    def _take(self, is_end: bool) -> list[Item]:
-        self._items: list[Item] = []
-        while self._in_text(is_end) if self._name is None else self._in_function(is_end):
-            pass
-        return self._items
-
-    def _give(self, text: str) -> None:
-        """Return text, without white space that follows a call."""
-        if text and not (self._is_after_call and text.isspace()):
-            self._items.append(text)
-            self._is_after_call = False
+    def _step(self, is_end: bool) -> bool:
+        return self._in_text(is_end) if self._name is None else self._in_function(is_end)
 
     def _in_text(self, is_end: bool) -> bool:
         """Read text up to the next call; return whether one begins."""

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.core.call_grammar import form_name
+from specdec.openai import pythonic_calls
 from specdec.openai.mistral_calls import MistralParser
 from specdec.openai.pythonic_calls import PythonicParser
 from specdec.openai.tagged_calls import ToolParser
@@ -200,3 +201,20 @@ def test_any_text_is_read_to_its_end(kind: str, parts: list[str]) -> None:
 def test_the_template_shows_the_form(template: str, name: str) -> None:
     assert form_name(template) == name
     assert parser_for("auto", template) is PARSERS[name]
+
+
+def test_a_growing_call_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was read from its beginning with every token: an argument of 8,000 tokens took 17 seconds."""
+    num_read, text = 0, '[f(a="' + "long " * 500 + '")]'
+
+    class Counted(pythonic_calls._CallEnd):
+        def find(self, text: str) -> int | None:
+            nonlocal num_read
+            num_read += len(text) - self._num_read
+            return super().find(text)
+
+    monkeypatch.setattr(pythonic_calls, "_CallEnd", Counted)
+    parser = PythonicParser()
+    found = [item for char in text for item in parser.push(char)]
+    assert found == [CallStart("f"), CallArguments(json.dumps({"a": "long " * 500}))]
+    assert num_read <= len(text)
