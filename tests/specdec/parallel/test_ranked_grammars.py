@@ -175,3 +175,22 @@ def test_a_grammar_is_sent_once_while_it_is_kept(bytes_model: Bytes) -> None:
         assert (own.masks(output, [[]]) == other.masks(output, [[]])).all()
     assert news == [True, False, True, False, True, False, True]
     assert sum(reader.known(one) is not None for one in params) == 2
+
+
+@pytest.mark.parametrize(
+    "ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["tensor", "stages"]
+)
+def test_thinking_and_the_form_behind_it_are_those_of_one_rank(thinking_model: Bytes, ranks: dict[str, Any]) -> None:
+    params = [
+        structured(seed, form, temperature=temperature, thinking_token_budget=seed)
+        for seed, (form, temperature) in enumerate((form, temperature) for form in FORMS for temperature in (0.0, 1.0))
+    ]
+    found = []
+    for settings in ({}, ranks):
+        with engine(thinking_model, thinking_model.head3, reasoning_parser="qwen3", **settings) as llm:
+            found.append((texts(llm, params), llm.stats().trees_by_accepted))
+    assert found[0] == found[1]
+    # The end mark comes behind at most as many tokens, and a start mark.
+    marks = [row.index(269) for row in found[0][0]]
+    assert all(place <= budget + 1 for budget, place in enumerate(marks))
+    assert len(set(marks)) > 3
