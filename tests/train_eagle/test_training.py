@@ -251,7 +251,8 @@ def test_beside_tau_stands_the_tree_and_both_trees_are_shown(
     target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """60 nodes, by which heads are compared, and 8, with which a CPU serves: while it runs, at the end, and later."""
-    given = {"--evaluate-prompts": "4", "--epochs": "2"}
+    # In bfloat16 the run's kernels and the engine's round differently, and tau with them.
+    given = {"--evaluate-prompts": "4", "--epochs": "2", "--mixed-precision": "no"}
     main(command(target, data, tmp_path / "head", *(word for pair in given.items() for word in pair)))
     printed = capsys.readouterr().out
     both = r"tau \d\.\d\d \(60 nodes, depth 6\), \d\.\d\d \(8 nodes, depth 6\)"
@@ -262,7 +263,7 @@ def test_beside_tau_stands_the_tree_and_both_trees_are_shown(
     held_out = TrainingRun(config(target, data, tmp_path / "same")).plan.held_out
     prompts = [sample.token_ids[: sample.mask.index(True)] for sample in held_out]
     for shape in (EAGLE2_SHAPE, default_shape("cpu")):
-        tau = measure_tau(target, tmp_path / "head", prompts, shape=shape).tau
+        tau = measure_tau(target, tmp_path / "head", prompts, shape=shape, dtype="float32").tau
         assert recipe["held_out_tau"][shape.in_words] == pytest.approx(tau, abs=1e-4)
     seen = Inspection.of(str(tmp_path / "head"), str(target)).facts["trained on"]
     assert re.search(rf"; {both} on 4 held-out prompts$", seen)
