@@ -34,7 +34,16 @@ setup(
             # Forms with wide vectors, which take longest, begin first.
             sources=sorted(glob("kernels/native/*.c"), reverse=True),
             depends=sorted(glob("kernels/native/*.h")),
-            extra_compile_args=["-O3", "-std=gnu11", "-ffp-contract=off", "-pthread", "-g0"],
+            # Loops of products that begin anywhere take up to 4 % longer, as other code moves them.
+            extra_compile_args=[
+                "-O3",
+                "-falign-functions=64",
+                "-falign-loops=64",
+                "-std=gnu11",
+                "-ffp-contract=off",
+                "-pthread",
+                "-g0",
+            ],
             extra_link_args=["-pthread"],
             libraries=["m"],
             optional=True,

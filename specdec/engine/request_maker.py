@@ -295,6 +295,7 @@ class RequestMaker:
                     tokens,
                     params.kept_special_tokens or (),
                     special_stops,
+                    None if self.tokenizer is None else self.tokenizer.whole_tokens,
                 ),
                 priority=add.priority,
                 client=add.client,

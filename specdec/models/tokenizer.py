@@ -19,7 +19,7 @@ from specdec.gguf.tokenizer import load_gguf_tokenizer
 from specdec.models.checkpoint import check_tokenizer, has_tokenizer
 from specdec.models.content_formats import ContentFormats
 from specdec.models.token_length import longest_token
-from specdec.text.text_stream import REPLACEMENT, TextStream
+from specdec.text.text_stream import REPLACEMENT, TextStream, WholeTokens
 from specdec.text.token_texts import TokenTexts
 
 if TYPE_CHECKING:
@@ -97,6 +97,11 @@ class Tokenizer:
     def token_texts(self) -> TokenTexts:
         """Texts of single tokens."""
         return TokenTexts(self.backend)
+
+    @cached_property
+    def whole_tokens(self) -> WholeTokens:
+        """Texts of tokens that bring the same text wherever they stand."""
+        return WholeTokens(self.backend)
 
     @cached_property
     def longest_token(self) -> int | None:

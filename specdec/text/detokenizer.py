@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from specdec.text.segment import Segment
 from specdec.text.stop_strings import StopMatch, StopSearch, stop_tokens
-from specdec.text.text_stream import TextStream
+from specdec.text.text_stream import TextStream, WholeTokens
 from specdec.text.token_texts import TokenTexts
 
 _NONE: Mapping[int, str] = {}
@@ -29,6 +29,7 @@ class Detokenizer:
         prompt: the tokens before the output, whose text goes on in the output's.
         kept_special: special tokens that are not left out.
         special_stops: the special tokens in stop strings, see `special_in_stops`.
+        whole: see `TextStream`.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Detokenizer:
         prompt: Sequence[int] = (),
         kept_special: Collection[int] = (),
         special_stops: Mapping[int, str] = _NONE,
+        whole: WholeTokens | None = None,
     ) -> None:
         self._tokenizer, self._include_stop = tokenizer, include_stop
         # Tokens whose text is written as it is if it follows one of them.
@@ -48,7 +50,7 @@ class Detokenizer:
         if tokenizer is not None and not (skip_special or spaced_special):
             self._added = {token: added.content for token, added in tokenizer.get_added_tokens_decoder().items()}
         self._last_token: int | None = None
-        self._stream = None if tokenizer is None else TextStream(tokenizer, prompt, skip_special, kept_special)
+        self._stream = None if tokenizer is None else TextStream(tokenizer, prompt, skip_special, kept_special, whole)
         self._search = StopSearch(stop) if stop else None
         # Special tokens that are searched and no part of the text.
         self._hidden = {

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 
 # What decoders write for bytes that are no character.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -10,6 +11,23 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _FEWEST = 8
 # A character of UTF-8 has four bytes at most, so three tokens can hold the beginning of one.
 _MOST_INCOMPLETE = 3
+
+
+class WholeTokens(dict[int, str]):
+    """Texts of tokens that bring the same text wherever they stand, by token; empty for others.
+
+    A decoder of bytes (GPT-2's kind) joins the tokens' bytes, so a token of whole characters has its own text behind
+    whole characters. It is decoded once for all outputs, instead of twice with the tokens around it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer if isinstance(tokenizer.decoder, ByteLevel) else None
+
+    def __missing__(self, token: int) -> str:
+        text = "" if self._tokenizer is None else self._tokenizer.decode([token], skip_special_tokens=True)
+        self[token] = text = "" if REPLACEMENT in text else text
+        return text
 
 
 class TextStream:
@@ -23,6 +41,7 @@ class TextStream:
         context: the tokens before the first.
         skip_special: leave special tokens out.
         kept: special tokens that are not left out.
+        whole: of the tokenizer, shared by its streams; None to decode every token with those around it.
 
     Attributes:
         context: the last tokens of it, as many as the text depends on.
@@ -34,8 +53,9 @@ class TextStream:
         context: Sequence[int] = (),
         skip_special: bool = True,
         kept: Collection[int] = (),
+        whole: WholeTokens | None = None,
     ) -> None:
-        self._tokenizer, self._skip_special = tokenizer, skip_special
+        self._tokenizer, self._skip_special, self._whole = tokenizer, skip_special, whole
         self._skipped: frozenset[int] = frozenset()
         if skip_special and kept:
             added = tokenizer.get_added_tokens_decoder()
@@ -74,6 +94,9 @@ class TextStream:
 
     def step(self, token: int) -> str:
         """Return the text that a token brings; none while its last character is incomplete."""
+        if self._whole is not None and not self._pending and (whole := self._whole[token]):
+            self._known, self._prefixes = [token], (whole,)
+            return whole
         self._pending.append(token)
         text = self._decode(self._known + self._pending)
         if text.endswith(REPLACEMENT):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from specdec.text.detokenizer import Detokenizer
-from specdec.text.text_stream import REPLACEMENT, TextStream
+from specdec.text.text_stream import REPLACEMENT, TextStream, WholeTokens
 from specdec.text.token_texts import TokenTexts
 from tests.specdec.metaspace_llama import TOKENIZER, WORD_IDS, byte_ids, ids
 from tests.specdec.text.byte_level import MERGED, PIECES, spelled
@@ -63,6 +63,29 @@ def test_a_character_that_the_prompt_begins_is_the_outputs(before: str, after: s
         complete = text.encode()[:cut].decode(errors="ignore")
         dropped = tokenizer is TOKENIZER and complete == "" and text.startswith(" ")
         assert text_after(tokenizer, tokens[:cut], tokens[cut:]) == text[len(complete) + dropped :]
+
+
+SPECIAL_BYTES = Tokenizer.from_str(MERGED.to_str())
+SPECIAL_BYTES.add_special_tokens(["<s>", "</s>"])
+SPECIAL_BYTES.add_tokens(["<think>", "caf\u00e9"])
+
+
+@pytest.mark.parametrize("tokenizer", [SPECIAL_BYTES, TOKENIZER, WORDPIECE], ids=["bytes", "spaces", "wordpieces"])
+@given(data=st.data(), skip=st.booleans())
+def test_tokens_decoded_once_for_all_streams_have_the_same_text(
+    tokenizer: Tokenizer, data: st.DataObject, skip: bool
+) -> None:
+    """Whole characters and parts of them, special tokens, and numbers that are no token, behind any prompt."""
+    whole, tokens = WholeTokens(tokenizer), st.lists(st.integers(0, tokenizer.get_vocab_size() + 1), max_size=12)
+    kept = data.draw(st.sets(st.sampled_from([tokenizer.get_vocab_size() - i for i in range(1, 5)])))
+    for _ in range(2):
+        prompt, output = data.draw(tokens), data.draw(tokens)
+        alone = TextStream(tokenizer, prompt, skip, kept)
+        shared = TextStream(tokenizer, prompt, skip, kept, whole)
+        for token in output:
+            assert shared.step(token) == alone.step(token)
+        assert shared.end() == alone.end()
+    assert any(whole.values()) <= (tokenizer is SPECIAL_BYTES)
 
 
 @pytest.mark.parametrize(
