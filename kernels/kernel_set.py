@@ -23,6 +23,7 @@ from specdec.kernels.reference import kv_copy as kv_copy_reference
 from specdec.kernels.reference import logit_filters as logit_filters_reference
 from specdec.kernels.reference import rotary_store as rotary_store_reference
 from specdec.kernels.reference import tree_attention as tree_attention_reference
+from specdec.kernels.reference import tree_search as tree_search_reference
 from specdec.kernels.reference.projection import Projection
 from specdec.kernels.reference.sampling import HostSampling
 from specdec.kernels.triton.walks import DeviceWalks
@@ -32,6 +33,7 @@ from specdec.kernels.types.fused import FusedPasses
 from specdec.kernels.types.product import Product
 from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.types.settings import KernelChoice, Quantization
+from specdec.kernels.types.tree_search import SearchKernels
 from specdec.kernels.types.types import DTYPES, Candidates, KernelLimits, NoiseRows, NoiseSource, Stream, TopK
 
 logger = logging.getLogger(__name__)
@@ -49,8 +51,7 @@ class KernelSet:
         on_device: whether drafting and verification stay on the device without waiting for it, so that trees are kept
             there and graphs can be captured; otherwise the host works on lists, which is faster on a CPU.
         projection: prepares products with a weight `[out_features, in_features]` and a bias or None.
-        perturbed_top_k: the `k` largest scores plus noise of each row (arguments: candidates, noise, k, stream, lane).
-            The candidates' scores are not to be used afterwards.
+        search: of draft trees.
         grouped_lora: adds what adapters make of a product's inputs, where products are called one by one.
         walks: acceptance rules over a batch.
         passes: what runs in one call; None where the parts of a layer, a pass and a drafter are called one by one.
@@ -73,7 +74,7 @@ class KernelSet:
     copy_blocks: Callable[[Tensor, Tensor, Tensor, int], None]
     copy_between: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     filter_logits: Callable[[Tensor, Tensor], Tensor]
-    perturbed_top_k: Callable[[Candidates, NoiseRows, int, Stream, int], TopK]
+    search: SearchKernels
     grouped_lora: GroupedLoRA
     walks: Walks = field(default_factory=Walks)
     passes: FusedPasses | None = None
@@ -146,7 +147,9 @@ def torch_kernels(noise: NoiseSource) -> KernelSet:
         copy_blocks=kv_copy_reference.copy_blocks,
         copy_between=kv_copy_reference.copy_between,
         filter_logits=logit_filters_reference.filter_logits,
-        perturbed_top_k=HostSampling(noise).perturbed_top_k,
+        search=SearchKernels(
+            HostSampling(noise).perturbed_top_k, tree_search_reference.next_frontier, tree_search_reference.best_nodes
+        ),
         grouped_lora=grouped_lora_reference.grouped_lora,
         noise=noise,
     )
@@ -255,6 +258,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         rejection_walk,
         rotary_store,
         tree_attention,
+        tree_search,
         tree_walk,
     )
 
@@ -280,7 +284,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         copy_blocks=kv_copy.copy_blocks,
         copy_between=kv_copy.copy_between,
         filter_logits=logit_filters.filter_logits,
-        perturbed_top_k=top_k,
+        search=SearchKernels(top_k, tree_search.next_frontier, tree_search.best_nodes),
         grouped_lora=grouped_lora.grouped_lora,
         walks=Walks(walks.coupled_walk, walks.rejection_walk),
         limits=KernelLimits(

@@ -33,6 +33,6 @@ REFERENCES = replace(
     TORCH,
     name="references",
     on_device=True,
-    perturbed_top_k=_perturbed_top_k,
+    search=TORCH.search._replace(perturbed_top_k=_perturbed_top_k),
     walks=Walks(_WALKS.coupled_walk, _WALKS.rejection_walk),
 )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from benchmarks.gpu import attention, operations, walks
+from benchmarks.gpu import attention, operations, tree_search, walks
 from benchmarks.gpu.clock import clock_of
 from benchmarks.gpu.race import Race, Subject, reason, rounded
 from benchmarks.gpu.sizes import LLAMA_8B, TINY, Sizes
@@ -46,7 +46,7 @@ def run(stage: Stage) -> None:
 
 def subjects(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
     """All there is to measure, the copy first."""
-    return chain.from_iterable(part.subjects(sizes, device) for part in (operations, walks, attention))
+    return chain.from_iterable(part.subjects(sizes, device) for part in (operations, tree_search, walks, attention))
 
 
 def measure(

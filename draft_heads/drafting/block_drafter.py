@@ -12,7 +12,6 @@ from specdec.draft_heads.drafting.draft_levels import DraftLevels, MakeBounds
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
-from specdec.draft_heads.drafting.tree_search import Frontier
 from specdec.draft_heads.heads.block_head import BlockForm
 from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.heads.edge_scorers import CANDIDATES
@@ -25,6 +24,7 @@ from specdec.kernels.types.fused import DraftingCache, FusedDrafting
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import WORD_BITS
 from specdec.kernels.types.tree import split_words
+from specdec.kernels.types.tree_search import Frontier
 from specdec.kernels.types.types import Candidates, NoiseKey, Stream, TopK
 from specdec.kernels.types.upload import Packet, upload
 from specdec.verify.transforms import NodeRows, processed_logits
@@ -193,7 +193,8 @@ class BlockDrafter(TreeDrafter[Paths]):
             rest = scores.new_full((len(scores),), float("-inf"))
         else:
             noise = levels.noise.onwards(slots)
-            tokens, scores, total = self.kernels.perturbed_top_k(found, noise, self.num_candidates, Stream.TARGET, 0)
+            top_k = self.kernels.search.perturbed_top_k
+            tokens, scores, total = top_k(found, noise, self.num_candidates, Stream.TARGET, 0)
             share = (scores.logsumexp(1) - total).clamp_max(0.0).exp()
             # Rounding must not make others where there are none.
             is_whole = scores[:, -1].isneginf() | (self.num_candidates == found.scores.shape[1])

@@ -2,19 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.drafting.row_sampling import RowSampling
-from specdec.draft_heads.drafting.tree_search import Frontier, TreeBounds
+from specdec.draft_heads.drafting.tree_search import TreeBounds
 from specdec.kernels.triton.attention_plan import AttentionGeometry, Plan
 from specdec.kernels.types.adapters import ADAPTED, AdapterRows
 from specdec.kernels.types.block_table import pad_block_tables
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.types.tree import split_words
+from specdec.kernels.types.tree_search import Frontier
 from specdec.kernels.types.types import NoiseColumns, NoiseKey, NoiseRows
 from specdec.kernels.types.upload import Packet, PacketLayout, upload
 from specdec.verify.tree_batch import slots_of
@@ -70,6 +72,7 @@ class DraftLevels:
     bounds: TreeBounds | None = None
     _bits: Tensor | None = None
     _wide: tuple[NoiseRows, RowSampling | None] | None = None
+    _places: "_Places | None" = None
 
     @staticmethod
     def start(
@@ -161,11 +164,34 @@ class DraftLevels:
 
     def restart(self) -> None:
         """Start over from the roots."""
-        self._bits = self._wide = None
+        self._bits = self._wide = self._places = None
 
     def noise_at(self, level: int) -> NoiseRows:
         """Return the noise of each node of a level; the roots are level 0."""
         return self.noise if level == 0 else self._repeated()[0]
+
+    def noise_after(self, level: int) -> NoiseRows:
+        """Return the noise of the output position after each node of a level; the roots are level 0."""
+        if level == 0:
+            return self.noise
+        known = self._placed().noise
+        return self._repeated()[0].later(level, None if known is None else known[level])
+
+    def positions_at(self, level: int) -> Tensor:
+        """Return the rotary positions of the nodes expanded at `level`, int64 `[rows * width]`."""
+        return self._placed().rotary[level - 1]
+
+    def _placed(self) -> "_Places":
+        if self._places is None:
+            later = torch.arange(self.depth, device=self.positions.device)[:, None]
+            noise = self._repeated()[0].on_device
+            seen = self.positions + self.first
+            self._places = _Places(self.positions + later, seen, None if noise is None else noise.positions + later)
+        return self._places
+
+    def own_bits_at(self, level: int) -> Tensor | None:
+        """Return the bits of the entries of nodes expanded at `level`; None where no pass of their own follows."""
+        return None if self.is_block or level > self.num_passes else self.own_bits[level - 1]
 
     def sampling_at(self, level: int) -> RowSampling | None:
         """Return the temperatures and filters of each node of a level."""
@@ -180,13 +206,15 @@ class DraftLevels:
     def ragged(self, frontier: Frontier, level: int) -> RaggedRows:
         """Return what the nodes expanded at `level` see; to be called for levels 1, 2, … in order."""
         num_rows, width = frontier.tokens.shape
-        own = self.own_bits[level - 1][None].expand(num_rows, -1, -1)
-        if self._bits is None:
-            self._bits = own
-        else:
-            words = own.shape[-1]
-            self._bits = self._bits.gather(1, frontier.parents[:, :, None].expand(-1, -1, words)) | own
-        rows = self._seeing(level, self._bits.reshape(num_rows * width, -1).contiguous())
+        bits = frontier.ancestors
+        if bits is None:
+            # Of drawn trees.
+            bits = self.own_bits[level - 1][None].expand(num_rows, -1, -1)
+            if self._bits is not None:
+                words = bits.shape[-1]
+                bits = self._bits.gather(1, frontier.parents[:, :, None].expand(-1, -1, words)) | bits
+            self._bits = bits
+        rows = self._seeing(level, bits.reshape(num_rows * width, -1).contiguous())
         for heads, plans in self.plans.items():
             rows.plans[heads] = plans[level - 1]
         rows.plans[ADAPTED] = self.adapted
@@ -197,7 +225,7 @@ class DraftLevels:
         return self._rows(level, self.positions, self.positions)
 
     def _seeing(self, level: int, ancestors: Tensor) -> RaggedRows:
-        return self._rows(level, self.positions + self.first, ancestors)
+        return self._rows(level, self._placed().seen, ancestors)
 
     def _rows(self, level: int, visible: Tensor, ancestors: Tensor) -> RaggedRows:
         return RaggedRows(
@@ -226,6 +254,20 @@ class DraftLevels:
         return rows
 
 
+class _Places(NamedTuple):
+    """Positions of all levels, which are computed together.
+
+    Attributes:
+        rotary: int64 `[depth, rows * width]`.
+        seen: int64 `[rows * width]`, entries before a tree, which all of its nodes see.
+        noise: int64 `[depth, rows * frontier]`, output positions; None where noise is the host's.
+    """
+
+    rotary: Tensor
+    seen: Tensor
+    noise: Tensor | None
+
+
 def level_layout(rows: int, width: int, levels: int, dtype: torch.dtype, searched: int) -> PacketLayout:
     """Return how `DraftLevels.start` adds what a graph takes: positions, slots, noise, temperatures, limits, bounds.
 
@@ -241,7 +283,6 @@ def level_layout(rows: int, width: int, levels: int, dtype: torch.dtype, searche
     layout.add(rows, 1, dtype=dtype)
     layout.add(rows, 3, dtype=dtype)
     if searched:
-        layout.add(searched)
         layout.add(rows)
         layout.add(rows)
     return layout

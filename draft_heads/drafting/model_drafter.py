@@ -10,7 +10,6 @@ from specdec.draft_heads.drafting.draft_levels import DraftLevels, MakeBounds, o
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
-from specdec.draft_heads.drafting.tree_search import Frontier
 from specdec.draft_heads.heads.draft_head import CachedHead, DraftHead
 from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.llama_layer import PagedAttention
@@ -19,6 +18,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.adapters import AdapterBank
 from specdec.kernels.types.fused import DraftingCache, FusedDrafting
 from specdec.kernels.types.ragged_rows import RaggedRows
+from specdec.kernels.types.tree_search import Frontier
 from specdec.kernels.types.types import Candidates, NoiseKey, Stream, TopK
 from specdec.kernels.types.upload import Packet
 from specdec.verify.transforms import NodeRows, processed_logits
@@ -106,8 +106,8 @@ class ModelDrafter(TreeDrafter[Tensor]):
         self, state: Tensor, levels: DraftLevels, level: int, rows: Sequence[DraftRow], paths: Callable[[], Tensor]
     ) -> TopK:
         scores = self._scores(state, levels, level, rows, paths)
-        noise = levels.noise_at(level - 1).later(level - 1)
-        return self.kernels.perturbed_top_k(scores, noise, self.branching, Stream.TARGET, 0)
+        noise = levels.noise_after(level - 1)
+        return self.kernels.search.perturbed_top_k(scores, noise, self.branching, Stream.TARGET, 0)
 
     def _log_q(
         self, state: Tensor, levels: DraftLevels, level: int, rows: Sequence[DraftRow], paths: Callable[[], Tensor]
@@ -121,8 +121,7 @@ class ModelDrafter(TreeDrafter[Tensor]):
         size = before.shape[-1]
         features = before.gather(1, frontier.parents[:, :, None].expand(-1, -1, size)).view(-1, size)
         ragged = levels.ragged(frontier, level)
-        positions = levels.positions + (level - 1)
-        tokens = frontier.tokens.flatten()
+        tokens, positions = frontier.tokens.flatten(), levels.positions_at(level)
         return self._forward(tokens, features, positions, levels.slots[level - 1], ragged)
 
     def _forward(self, tokens: Tensor, features: Tensor, positions: Tensor, slots: Tensor, rows: RaggedRows) -> Tensor:

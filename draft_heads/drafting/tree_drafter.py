@@ -13,7 +13,7 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.one_call_rows import one_call_rows
 from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
-from specdec.draft_heads.drafting.tree_search import Frontier, SearchedNodes, TreeBounds, TreeSearch
+from specdec.draft_heads.drafting.tree_search import SearchedNodes, TreeBounds, TreeSearch
 from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.heads.readout import Readout
 from specdec.kernels.kernel_set import KernelSet
@@ -23,6 +23,7 @@ from specdec.kernels.types.fused import DraftingRow, FusedDrafting
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.tree import TreeRow
+from specdec.kernels.types.tree_search import Frontier
 from specdec.kernels.types.types import Candidates, NoiseKey, Stream, TopK
 from specdec.kernels.types.upload import Packet
 from specdec.verify.noise import noise_key
@@ -337,11 +338,11 @@ class TreeDrafter(ABC, Generic[State]):
                 all levels.
         """
         levels.restart()
-        search = TreeSearch(levels.num_rows, self.branching)
+        search = TreeSearch(levels.num_rows, self.branching, self.kernels.search)
         state = self._begin(levels, roots, rows, drawn=False)
         for level in range(1, levels.depth + 1):
-            best = self._children(state, levels, level, rows, search.frontier_paths)
-            frontier = search.expand(best.tokens, best.log_chances)
+            children = self._children(state, levels, level, rows, search.frontier_paths)
+            frontier = search.expand(children, levels.own_bits_at(level))
             if depths and level < levels.depth:
                 for i, reach in enumerate(frontier.values.exp().sum(1).tolist()):
                     if reach < self.shape.min_reach:
@@ -368,7 +369,7 @@ class TreeDrafter(ABC, Generic[State]):
             candidates = Candidates(log_q.clone(), log_q.shape[1])
             count = min(draw.count, log_q.shape[1])
             noise = levels.noise_at(level - 1)
-            children = self.kernels.perturbed_top_k(candidates, noise, count, Stream.DRAFT, level)
+            children = self.kernels.search.perturbed_top_k(candidates, noise, count, Stream.DRAFT, level)
             by_row = (part.view(levels.num_rows, -1, part.shape[1]) for part in (log_q, children.tokens))
             frontier = draw.expand(*by_row)
             if level < levels.depth:

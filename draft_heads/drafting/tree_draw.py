@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.draft_heads.drafting.tree_search import Frontier, TreeLevels
+from specdec.draft_heads.drafting.tree_search import TreeLevels
 from specdec.kernels.types.device_trees import NO_PROBS, DeviceNodes, DeviceTrees, NodeColumns
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import ROOT, DraftTree
+from specdec.kernels.types.tree_search import Frontier
 from specdec.kernels.types.types import DraftProbs
 
 
@@ -58,6 +59,7 @@ class TreeDraw(TreeLevels):
         super().__init__(num_rows, sizes.width)
         self.sizes, self.depth, self._table = sizes, depth, probs
         self._possible: list[Tensor] = []
+        self._frontier_values: Tensor | None = None
         # The parts of the table, level by level.
         self._probs: list[Tensor] = []
 
@@ -81,6 +83,30 @@ class TreeDraw(TreeLevels):
         part = self._probs_table(log_q)[:, start : start + log_q.shape[1]]
         self._probs.append(torch.exp(log_q, out=part))
         return self._add(tokens, values)
+
+    def _add(self, tokens: Tensor, values: Tensor) -> Frontier:
+        """Add each frontier node's children, and take the most probable of them as the next frontier.
+
+        Args:
+            tokens: int64 `[rows, frontier, children]`; of the roots alone on the first call.
+            values: of the same shape, log-probabilities.
+        """
+        each = tokens.shape[2]
+        if self._frontier_values is not None:
+            values = values + self._frontier_values[:, :, None]
+        flat_values, flat_tokens = values.flatten(1), tokens.flatten(1)
+        self._frontier_values, best = flat_values.topk(min(self.width, flat_values.shape[1]), dim=-1)
+        self._values.append(flat_values)
+        self._tokens.append(flat_tokens)
+        self._best.append(best)
+        return Frontier(flat_tokens.gather(1, best), best // each, self._frontier_values)
+
+    def _parents(self) -> Tensor:
+        """Return the parent of each candidate, int64 `[rows, candidates]`, `ROOT` for a child of the root."""
+        parents = [torch.full_like(self._tokens[0], ROOT)]
+        for start, best, tokens in zip([0, *self._ends()], self._best, self._tokens[1:], strict=False):
+            parents.append((best + start).repeat_interleave(tokens.shape[1] // best.shape[1], 1))
+        return torch.cat(parents, 1)
 
     def _probs_table(self, log_q: Tensor) -> Tensor:
         if self._table is None:

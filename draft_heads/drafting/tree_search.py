@@ -8,24 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.types.device_trees import DeviceNodes, DeviceTrees, NodeColumns, ancestors_of
+from specdec.kernels.types.device_trees import DeviceNodes, DeviceTrees, NodeColumns
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import ROOT, DraftTree
+from specdec.kernels.types.tree_search import Frontier, SearchedLevels, SearchKernels
+from specdec.kernels.types.types import TopK
 from specdec.kernels.types.upload import Packet
-
-
-class Frontier(NamedTuple):
-    """The nodes to expand next, the most probable first.
-
-    Attributes:
-        tokens: int64 `[rows, branching]`.
-        parents: int64 `[rows, branching]`, index into the frontier before (0 for the root).
-        values: float32 `[rows, branching]`, log-probability of each node's path.
-    """
-
-    tokens: Tensor
-    parents: Tensor
-    values: Tensor
 
 
 class TreeLevels:
@@ -40,24 +28,6 @@ class TreeLevels:
         self._tokens: list[Tensor] = []
         self._values: list[Tensor] = []
         self._best: list[Tensor] = []
-        self._frontier_values: Tensor | None = None
-
-    def _add(self, tokens: Tensor, values: Tensor) -> Frontier:
-        """Add each frontier node's children, and take the most probable of them as the next frontier.
-
-        Args:
-            tokens: int64 `[rows, frontier, children]`; of the roots alone on the first call.
-            values: of the same shape, log-probabilities.
-        """
-        each = tokens.shape[2]
-        if self._frontier_values is not None:
-            values = values + self._frontier_values[:, :, None]
-        flat_values, flat_tokens = values.flatten(1), tokens.flatten(1)
-        self._frontier_values, best = flat_values.topk(min(self.width, flat_values.shape[1]), dim=-1)
-        self._values.append(flat_values)
-        self._tokens.append(flat_tokens)
-        self._best.append(best)
-        return Frontier(flat_tokens.gather(1, best), best // each, self._frontier_values)
 
     def frontier_paths(self) -> Tensor:
         """Return the tokens from the root's child down to each frontier node, int64 `[rows, frontier, level]`."""
@@ -83,13 +53,6 @@ class TreeLevels:
         """Return the number of candidates up to and including each level."""
         return list(accumulate(tokens.shape[1] for tokens in self._tokens))
 
-    def _parents(self) -> Tensor:
-        """Return the parent of each candidate, int64 `[rows, candidates]`, `ROOT` for a child of the root."""
-        parents = [torch.full_like(self._tokens[0], ROOT)]
-        for start, best, tokens in zip([0, *self._ends()], self._best, self._tokens[1:], strict=False):
-            parents.append((best + start).repeat_interleave(tokens.shape[1] // best.shape[1], 1))
-        return torch.cat(parents, 1)
-
 
 class TreeBounds(NamedTuple):
     """Bounds of the trees of a search.
@@ -97,14 +60,12 @@ class TreeBounds(NamedTuple):
     Attributes:
         sizes: nodes of each row's tree.
         most: nodes that any tree may have.
-        ends: int64 `[levels]`, candidates up to and including each level.
         reach: int64 `[rows]`, candidates of the levels that a row may have.
         counts: int64 `[rows]`, `sizes` on the device.
     """
 
     sizes: list[int]
     most: int
-    ends: Tensor
     reach: Tensor
     counts: Tensor
 
@@ -121,7 +82,7 @@ class TreeBounds(NamedTuple):
         ends = [branching * (1 + level * branching) for level in range(depth)]
         reach = [ends[min(deepest, depth) - 1] if deepest > 0 else 0 for deepest in max_depths]
         sizes = [min(budget, within) for budget, within in zip(budgets, reach, strict=True)]
-        return TreeBounds(sizes, most or max(sizes, default=0), *map(packet.add, (ends, reach, sizes)))
+        return TreeBounds(sizes, most or max(sizes, default=0), *map(packet.add, (reach, sizes)))
 
 
 class SearchedNodes(NamedTuple):
@@ -167,42 +128,37 @@ class TreeSearch(TreeLevels):
     values without that rule, and orphans nodes.)
     """
 
-    def expand(self, tokens: Tensor, log_chances: Tensor) -> Frontier:
+    def __init__(self, num_rows: int, width: int, kernels: SearchKernels) -> None:
+        super().__init__(num_rows, width)
+        self._kernels = kernels
+        self._frontier: Frontier | None = None
+
+    def expand(self, children: TopK, own_bits: Tensor | None = None) -> Frontier:
         """Add each frontier node's best children, and take the best of them as the next frontier.
 
         Args:
-            tokens: int64 `[rows * frontier, k]`, the children of all rows' frontier nodes in turn, best first; of the
-                roots alone on the first call.
-            log_chances: of the same shape.
+            children: of all rows' frontier nodes in turn; of the roots alone on the first call.
+            own_bits: see `SearchKernels.next_frontier`.
         """
-        # A node after which no token is possible yields NaN; its children must not sort before all others.
-        values = log_chances.float().nan_to_num(nan=float("-inf"), neginf=float("-inf"))
-        return self._add(*(part.view(self.num_rows, -1, tokens.shape[1]) for part in (tokens, values)))
+        candidates = children.tokens.numel() // self.num_rows
+        width = min(self.width, candidates)
+        level = self._kernels.next_frontier(children, self._frontier, own_bits, self.num_rows, width)
+        self._values.append(level.values)
+        self._tokens.append(level.tokens)
+        self._best.append(level.best)
+        self._frontier = level.frontier
+        return level.frontier
 
     def nodes(self, bounds: TreeBounds) -> SearchedNodes:
         """Return `host_trees` on the device; with as many nodes as there may be, also where none is possible.
 
         Every tree has as many nodes as its bounds allow, so the host knows all sizes without reading a node.
         """
-        values, tokens = torch.cat(self._values, 1), torch.cat(self._tokens, 1)
-        device, (rows, count) = values.device, values.shape
-        most = min(bounds.most, count)
-        place = torch.arange(count, device=device)
-        depth_of = torch.bucketize(place, bounds.ends, right=True) + 1
-        out_of_reach = place >= bounds.reach[:, None]
-        # Stable, so of equal values the shallower comes first, and what is out of reach comes last.
-        order = values.masked_fill(out_of_reach, float("-inf")).sort(dim=1, descending=True, stable=True).indices
-        beyond = torch.arange(most, device=device) >= bounds.counts[:, None]
-        kept, ranks = order[:, :most].masked_fill(beyond, count).sort(dim=1)
-        # An extra candidate `count` stands for missing nodes.
-        kept_safe = kept.clamp_max(count - 1)
-        places = torch.full((rows, count + 1), ROOT, dtype=torch.int64, device=device)
-        places.scatter_(1, kept, torch.arange(most, device=device).expand(rows, -1))
-        # The root is candidate -1, and so the last place, which no kept candidate takes.
-        places[:, count].fill_(ROOT)
-        parents = places.gather(1, self._parents().gather(1, kept_safe) % (count + 1))
-        columns = NodeColumns(tokens.gather(1, kept_safe), parents, depth_of[kept_safe], ranks)
-        return SearchedNodes(columns, ancestors_of(parents, self.num_levels), self.num_levels)
+        values, tokens, depth = torch.cat(self._values, 1), torch.cat(self._tokens, 1), self.num_levels
+        best = torch.stack(self._best[:-1], 1) if depth > 1 else self._best[0][:, None, :0].expand(-1, 0, -1)
+        levels = SearchedLevels(values, tokens, best, bounds.counts, bounds.reach)
+        columns, ancestors = self._kernels.best_nodes(levels, min(bounds.most, values.shape[1]), self.width)
+        return SearchedNodes(columns, ancestors, depth)
 
     def host_trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> HostTrees:
         """Return per row the best `budget` candidates of at most `max_depth` levels, as a tree in order of depth.

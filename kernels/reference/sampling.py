@@ -25,7 +25,7 @@ class HostSampling:
     def perturbed_top_k(
         self, candidates: Candidates, noise: NoiseRows, k: int, stream: Stream = Stream.TARGET, lane: int = 0
     ) -> TopK:
-        """See `KernelSet.perturbed_top_k`."""
+        """See `SearchKernels.perturbed_top_k`."""
         scores, vocab_size, tokens = candidates
         for row, key in enumerate(noise.keys):
             if key is not None:

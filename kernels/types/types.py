@@ -84,6 +84,11 @@ class NoiseRows:
     def __init__(self, keys: Sequence[NoiseKey | None], columns: NoiseColumns | None = None) -> None:
         self.keys, self._columns = keys, columns
 
+    @property
+    def on_device(self) -> NoiseColumns | None:
+        """The keys on a device; None where they were not sent."""
+        return self._columns
+
     def columns(self, device: torch.device) -> NoiseColumns:
         """Return the keys on a device; they are sent there once."""
         if self._columns is None:
@@ -117,12 +122,16 @@ class NoiseRows:
             columns = columns._replace(positions=columns.positions + steps)
         return NoiseRows(keys, columns)
 
-    def later(self, positions: int) -> "NoiseRows":
-        """Return the noise of `positions` output positions further on."""
+    def later(self, positions: int, known: Tensor | None = None) -> "NoiseRows":
+        """Return the noise of `positions` output positions further on.
+
+        Args:
+            known: these positions on the device, int64 `[rows]`, where they are there already.
+        """
         keys = [key and key._replace(position=key.position + positions) for key in self.keys]
         columns = self._columns
         if columns is not None:
-            columns = columns._replace(positions=columns.positions + positions)
+            columns = columns._replace(positions=columns.positions + positions if known is None else known)
         return NoiseRows(keys, columns)
 
 

@@ -31,6 +31,8 @@ PEERS = {
     "perturbed_top_k": {"torch"},
     "filter_logits": {"torch's sort"},
     "swap": {"torch"},
+    "next_frontier": {"torch"},
+    "best_nodes": {"torch"},
     "tree_walk": {"host"},
     "rejection_walk": {"host"},
     "tree_attention": {"sdpa", "cudnn", "flex", "gather", "twin"},

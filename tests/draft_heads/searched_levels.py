@@ -10,7 +10,10 @@ from torch import Tensor
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_search import TreeBounds, TreeSearch
 from specdec.kernels.types.device_trees import DeviceTrees
+from specdec.kernels.types.tree_search import SearchKernels
+from specdec.kernels.types.types import TopK
 from specdec.kernels.types.upload import Packet
+from tests.kernel_sets import TORCH
 
 VOCAB = 12
 Path = tuple[int, ...]
@@ -40,14 +43,17 @@ def coarse_head(seed: int, row: int, least: float = -math.inf) -> Head:
     return head
 
 
-def search_with(heads: list[Head], shape: DraftShape) -> tuple[TreeSearch, list[list[list[Path]]]]:
+def search_with(
+    heads: list[Head], shape: DraftShape, kernels: SearchKernels = TORCH.search
+) -> tuple[TreeSearch, list[list[list[Path]]]]:
     """Run a search. Return it with the frontiers that it requested, per row and level, as paths."""
-    search = TreeSearch(len(heads), shape.branching)
+    search = TreeSearch(len(heads), shape.branching, kernels)
     frontiers: list[list[list[Path]]] = [[[()]] for _ in heads]
     for _ in range(shape.depth):
         log_probs = [torch.stack([head(path) for path in own[-1]]) for head, own in zip(heads, frontiers, strict=True)]
         best = torch.cat(log_probs).topk(min(shape.branching, VOCAB))
-        frontier = search.expand(best.indices, best.values)
+        children = TopK(best.indices, best.values, torch.zeros(len(best.values)))
+        frontier = search.expand(children)
         for own, tokens, parents in zip(frontiers, frontier.tokens.tolist(), frontier.parents.tolist(), strict=True):
             own.append([(*own[-1][parent], token) for token, parent in zip(tokens, parents, strict=True)])
     return search, frontiers

@@ -21,12 +21,14 @@ from specdec.kernels.triton.perturbed_top_k import MAX_K, perturbed_top_k
 from specdec.kernels.triton.quantized_linear import quantized_linear
 from specdec.kernels.triton.rejection_walk import rejection_walk
 from specdec.kernels.triton.rotary_store import rotary_store
+from specdec.kernels.triton.tree_search import best_nodes, next_frontier
 from specdec.kernels.triton.tree_walk import tree_walk
 from specdec.kernels.types.adapters import AdapterRows, StackedLowRank
 from specdec.kernels.types.kv_entries import LARGEST, kv_view, slot_bytes
 from specdec.kernels.types.quantized_tensor import NumberKind, OffsetKind, QuantizedRows
 from specdec.kernels.types.ragged_rows import RaggedRows
-from specdec.kernels.types.types import DraftProbs, NoiseColumns, PackedTrees
+from specdec.kernels.types.tree_search import SearchedLevels
+from specdec.kernels.types.types import DraftProbs, NoiseColumns, PackedTrees, TopK
 from tests.triton_launches import Launch, recorded_launches
 
 DEMO = Path(__file__).parents[2] / "specdec" / "demo" / "target" / "config.json"
@@ -233,7 +235,25 @@ def _sampling(vocab: int) -> None:
         # Of a trimmed vocabulary.
         perturbed_top_k(scores[:, :4096].contiguous(), _noise(16), 8, torch.arange(4096), 1, 0)
         for nodes, depth in ((64, 8), (128, 8)):
+            _searches(nodes, depth)
             _walks(vocab, dtype, nodes, depth)
+
+
+def _searches(nodes: int, depth: int) -> None:
+    """Launch a search with the official settings' branching, and with that of a CPU's trees."""
+    for width in (3, 10):
+        own, numbers = torch.empty(width, 1, dtype=torch.int64), torch.empty(2, dtype=torch.int64)
+        first, later = (
+            TopK(torch.empty(rows, width, dtype=torch.int64), torch.empty(rows, width), torch.empty(rows))
+            for rows in (2, 2 * width)
+        )
+        roots = next_frontier(first, None, own, 2, width)
+        for bits in (own, None):
+            next_frontier(later, roots.frontier, bits, 2, width)
+        count = width * (1 + (depth - 1) * width)
+        values, tokens = torch.empty(2, count), torch.empty(2, count, dtype=torch.int64)
+        best = torch.empty(2, depth - 1, width, dtype=torch.int64)
+        best_nodes(SearchedLevels(values, tokens, best, numbers, numbers), nodes, width)
 
 
 def _walks(vocab: int, dtype: torch.dtype, nodes: int, depth: int) -> None:

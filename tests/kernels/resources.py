@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from triton.runtime.interpreter import InterpretedFunction
 
-from benchmarks.gpu import attention, operations, walks
+from benchmarks.gpu import attention, operations, tree_search, walks
 from benchmarks.gpu.sizes import LLAMA_8B, MIB
 from benchmarks.report import write
 from tests.kernels.aot import Compiled, compile_all
@@ -58,7 +58,7 @@ class Call(NamedTuple):
 def calls() -> Iterator[Call]:
     """Yield the launches of all subjects that launch kernels of ours."""
     device = torch.device("cpu")
-    for part in (operations, walks, attention):
+    for part in (operations, tree_search, walks, attention):
         for subject in part.subjects(SIZES, device):
             case, found = subject.build(), list[tuple[Launch, int]]()
 

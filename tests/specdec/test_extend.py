@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -27,11 +26,10 @@ from specdec.verify.chance import PhiloxChance
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.verifier import RULES, AcceptanceRule, CoupledVerifier
 from tests.fakes import TINY
+from tests.specdec.documented_plugins import EXAMPLES
 from tests.specdec.tiny_checkpoints import Tiny
 
 pytestmark = pytest.mark.slow
-PAGE = (Path(__file__).parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
-EXAMPLES = dict(re.findall(r"```python\n# (\w+)\.py: (.*?)```", PAGE, re.DOTALL))
 FEW: dict[str, Any] = {"dtype": "float64", "kv_cache_memory": 1 << 20, "adaptive_drafts": False, "prefill_stretch": 0}
 PROMPT = [5, 6, 7, 5, 6, 8, 5, 6, 7, 5, 6]
 
@@ -40,7 +38,7 @@ PROMPT = [5, 6, 7, 5, 6, 8, 5, 6, 7, 5, 6]
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The examples as modules that this process and its children find; the tables are as before afterwards."""
     for name, text in EXAMPLES.items():
-        (tmp_path / f"{name}.py").write_text(f"# {text}")
+        (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
     for table in (SOURCES, RULES, KINDS):

@@ -127,3 +127,36 @@ def test_a_layer_takes_few_small_kernels(
         found.append((counts["launch"] + counts["operation"], places))
     (of_one, _), (of_three, places) = found
     assert of_three - of_one == 2 * (4 + most), places
+
+
+def test_a_level_of_drafting_takes_few_kernels(folder: Path, gpu: SimulatedGPU) -> None:
+    """Beside five products and a layer's seven: embedding, two norms and their join, rotation, states, top k, frontier.
+
+    The nodes of all levels are chosen by one more.
+    """
+    found = []
+    for depth in (5, 6):
+        llm = LLM(
+            folder / "target",
+            folder / "head3",
+            device="cuda",
+            dtype="float32",
+            shape=DraftShape(depth, 2, 12),
+            adaptive_drafts=False,
+            prefill_stretch=0,
+            enforce_eager=True,
+            max_model_len=64,
+            max_num_seqs=1,
+            block_size=8,
+            kv_cache_memory=1 << 19,
+        )
+        for request in llm.new_group([5, 6, 7, 8], SamplingParams(temperature=0, max_tokens=30)).requests:
+            llm.engine.add_request(request)
+        for _ in range(2):
+            llm.engine.step()
+        gpu.counts.take()
+        llm.engine.step()
+        places, counts = gpu.counts.places, gpu.counts.take()
+        found.append((counts["launch"] + counts["operation"], places))
+    (of_five, _), (of_six, places) = found
+    assert of_six - of_five == 20, places

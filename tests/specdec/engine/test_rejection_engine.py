@@ -246,7 +246,7 @@ def test_no_draw_shares_its_noise_with_another(
             asked.append((position, stream, 0))
         return uniforms(seed, index, position, count, stream)
 
-    sampling = llm.engine.worker.drafter.kernels.perturbed_top_k.__self__  # type: ignore[attr-defined]
+    sampling = llm.engine.worker.drafter.kernels.search.perturbed_top_k.__self__  # type: ignore[attr-defined]
     assert isinstance(sampling, HostSampling)
     monkeypatch.setattr(sampling.noise, "at", drafting)
     # The walk has taken the function itself.

@@ -9,9 +9,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from specdec import LLM
+from tests.specdec.documented_plugins import EXAMPLES
 from tests.specdec.ray_serve.streams import RECOVERY, run, stream, texts
 from tests.specdec.server.running import Served, engine_in_thread
-from tests.specdec.test_extend import EXAMPLES
 
 pytest.importorskip("ray", reason="the package ray is not installed: pip install 'specdec[ray]'")
 PROMPTS = [f"I would like to find a {kind} restaurant, a {kind} restaurant, a {kind}" for kind in ("cheap", "good")]
@@ -27,7 +27,7 @@ def server(offline: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     from specdec.ray_serve.replicated_llm import replicated_here
 
     folder: Path = tmp_path_factory.mktemp("plugins")
-    (folder / "bigrams.py").write_text(f"# {EXAMPLES['bigrams']}")
+    (folder / "bigrams.py").write_text(EXAMPLES["bigrams"])
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         # Ray's processes are started with this one's environment.
