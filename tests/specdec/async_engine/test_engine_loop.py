@@ -1,5 +1,6 @@
 """The engine process's loop, run in a thread of the test: steps that fail, a front end that does not read."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,10 +12,12 @@ import zmq
 from specdec import LLM
 from specdec.async_engine import engine_loop
 from specdec.async_engine.engine_loop import MOST_FAILURES, EngineLoop
-from specdec.async_engine.messages import Call, encode
+from specdec.async_engine.messages import Call, Replies, decode_from_engine, encode
 from specdec.cache.kv_cache import KVCache
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.commands import CheckIntegrity, Delta, GetStats, Integrity, News, Refused, Stats
+from specdec.engine.engine import LLMEngine
+from specdec.execution.executor import Executor
 from specdec.execution.model_runner import ModelRunner
 from specdec.parallel.ranks import RankDeadError
 from tests.specdec.async_engine.loop_peer import WAIT_MS, Peer, add, call
@@ -31,6 +34,13 @@ def llm(world: World) -> LLM:
     return LLM(world.folder / "target", world.folder / "head", **{**SETTINGS, "max_num_seqs": 2})
 
 
+@pytest.fixture(autouse=True, params=[False, True], ids=["cpu", "device"])
+def works_beside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether news go out as beside a device."""
+    monkeypatch.setattr(LLMEngine, "works_beside", property(lambda _: request.param))
+    return bool(request.param)
+
+
 @pytest.fixture
 def peer(llm: LLM) -> Iterator[Peer]:
     peer = Peer(llm)
@@ -42,6 +52,37 @@ def peer(llm: LLM) -> Iterator[Peer]:
 
 def tokens_of(deltas: list[Delta]) -> list[int]:
     return [token for delta in deltas for token in delta.token_ids]
+
+
+def test_news_go_out_while_a_device_computes_the_next_step(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, works_beside: bool
+) -> None:
+    """On a CPU a step is over when it is launched, so they go out behind it; the last ones are never held."""
+    events: list[str] = []
+
+    def noted(name: str, real: Any) -> Any:
+        def work(*args: Any) -> Any:
+            events.append(name)
+            return real(*args)
+
+        return work
+
+    def sent(data: bytes) -> bytes:
+        message = decode_from_engine(data)
+        if isinstance(message, Replies):
+            events.extend("news" for reply in message.replies if isinstance(reply.reply(), News))
+        return data
+
+    monkeypatch.setattr(Executor, "step", noted("launch", Executor.step))
+    monkeypatch.setattr(Executor, "collect", noted("read", Executor.collect))
+    monkeypatch.setattr(engine_loop, "encode", lambda message: sent(encode(message)))
+    peer = Peer(llm, most_messages=1000)
+    peer.send(add(1, [3, 4], replace(SHORT, max_tokens=20)))
+    tokens = tokens_of(peer.ended(1)[1])
+    peer.close()
+    assert len(tokens) == 20
+    steps = "".join({"launch": "l", "news": "n", "read": "r"}[event] for event in events)
+    assert re.fullmatch("lr(lnr)+n" if works_beside else "(lrn)+", steps), steps
 
 
 def test_a_front_end_that_does_not_read_gets_merged_news(llm: LLM, peer: Peer) -> None:
