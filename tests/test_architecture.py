@@ -39,6 +39,7 @@ FLOORS = {
         {"__init__"},
         {"programs"},
         {"bench"},
+        {"tool_calls"},
         {"openai"},
         {"server"},
         {"ray_serve"},

@@ -32,8 +32,8 @@ from specdec.openai.replies import (
 )
 from specdec.openai.served_model import ServedModel
 from specdec.openai.speculation_replies import meta_info
-from specdec.openai.tagged_calls import Item, ToolParser
-from specdec.openai.tool_call_reader import CallArguments, CallStart
+from specdec.tool_calls.tagged_calls import Item, ToolParser
+from specdec.tool_calls.tool_call_reader import CallArguments, CallStart
 
 ASSISTANT = "assistant"
 

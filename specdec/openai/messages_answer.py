@@ -15,8 +15,8 @@ from specdec.openai.connection import event
 from specdec.openai.errors import ApiError
 from specdec.openai.reasoning_text import Thought
 from specdec.openai.served_model import ServedModel
-from specdec.openai.tagged_calls import Item
-from specdec.openai.tool_call_reader import CallArguments, CallStart
+from specdec.tool_calls.tagged_calls import Item
+from specdec.tool_calls.tool_call_reader import CallArguments, CallStart
 
 Event = dict[str, Any]
 

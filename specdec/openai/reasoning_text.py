@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from specdec.core.call_grammar import CallForm
 from specdec.core.reasoning import ReasoningParser, reasoning_parser
 from specdec.core.sampling_params import SamplingParams
-from specdec.openai.tagged_calls import Item, ToolParser, begun_tag
+from specdec.tool_calls.tagged_calls import Item, ToolParser, begun_tag
 
 if TYPE_CHECKING:
     # They import transformers and numpy, which the command line's help does without.

@@ -25,7 +25,7 @@ from specdec.openai.responses_replies import (
 )
 from specdec.openai.responses_request import ResponsesRequest
 from specdec.openai.served_model import ServedModel
-from specdec.openai.tool_call_reader import CallArguments, CallStart
+from specdec.tool_calls.tool_call_reader import CallArguments, CallStart
 
 Event = dict[str, Any]
 

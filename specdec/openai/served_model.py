@@ -14,11 +14,11 @@ from specdec.openai.errors import ApiError
 from specdec.openai.reasoning_text import ServedReasoning, ThinkingText
 from specdec.openai.sampling_fields import SamplingFields
 from specdec.openai.speculation_replies import SglExt, SpeculationMetrics, request_metrics, sglext
-from specdec.openai.tagged_calls import ToolParser
 from specdec.openai.token_places import TokenPlaces
 from specdec.openai.tool_fields import ToolFields
-from specdec.openai.tool_parsers import parser_of_answer
 from specdec.text.stop_strings import StopStrings
+from specdec.tool_calls.tagged_calls import ToolParser
+from specdec.tool_calls.tool_parsers import parser_of_answer
 
 
 @dataclass(frozen=True)

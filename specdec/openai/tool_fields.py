@@ -9,7 +9,7 @@ from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.core.tool_choice import Function, ToolChoice, read_tool_choice
 from specdec.openai.errors import ApiError
 from specdec.openai.sampling_fields import SamplingFields
-from specdec.openai.tagged_calls import ToolParser
+from specdec.tool_calls.tagged_calls import ToolParser
 
 
 class ToolFields(SamplingFields):

@@ -31,13 +31,13 @@ from specdec.openai.sampling_fields import SamplingFields
 from specdec.openai.scoring_request import ScoringRequest
 from specdec.openai.served_model import ServedModel
 from specdec.openai.tool_fields import ToolFields
-from specdec.openai.tool_parsers import PlainText, parser_for
 from specdec.server.adapters import ServedAdapters
 from specdec.server.chat_templates import read_chat_template
 from specdec.server.merged import merged
 from specdec.server.metrics import RequestTimer, ServerMetrics
 from specdec.server.server_settings import ServerSettings
 from specdec.server.traces import traces_to
+from specdec.tool_calls.tool_parsers import PlainText, parser_for
 
 T = TypeVar("T")
 

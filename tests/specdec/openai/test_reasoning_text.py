@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from specdec.core.reasoning import DeepSeekR1Parser, Qwen3Parser, ReasoningParser
 from specdec.openai.reasoning_text import ThinkingText, Thought
-from specdec.openai.tagged_calls import HermesParser, LlamaParser, ToolParser
-from specdec.openai.tool_call_reader import CallArguments, CallStart
-from specdec.openai.tool_parsers import PlainText
+from specdec.tool_calls.tagged_calls import HermesParser, LlamaParser, ToolParser
+from specdec.tool_calls.tool_call_reader import CallArguments, CallStart
+from specdec.tool_calls.tool_parsers import PlainText
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 # Per text: its thinking, its answer, and its call.

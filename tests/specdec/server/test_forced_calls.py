@@ -14,7 +14,7 @@ from specdec.core.call_grammar import CallForm, forced_calls
 from specdec.core.tool_choice import Function, ToolChoice
 from specdec.openai.chat_request import ChatRequest
 from specdec.openai.responses_request import ResponsesRequest
-from specdec.openai.tool_parsers import parser_for
+from specdec.tool_calls.tool_parsers import parser_for
 from tests.specdec.server.running import Served
 
 pytestmark = pytest.mark.slow

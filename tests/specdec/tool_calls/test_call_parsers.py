@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.core.call_grammar import form_name
-from specdec.openai import pythonic_calls
-from specdec.openai.mistral_calls import MistralParser
-from specdec.openai.pythonic_calls import PythonicParser
-from specdec.openai.tagged_calls import ToolParser
-from specdec.openai.tool_call_reader import CallArguments, CallStart
-from specdec.openai.tool_parsers import PARSERS, parser_for
-from specdec.openai.xml_calls import Qwen3CoderParser
+from specdec.tool_calls import pythonic_calls
+from specdec.tool_calls.mistral_calls import MistralParser
+from specdec.tool_calls.pythonic_calls import PythonicParser
+from specdec.tool_calls.tagged_calls import ToolParser
+from specdec.tool_calls.tool_call_reader import CallArguments, CallStart
+from specdec.tool_calls.tool_parsers import PARSERS, parser_for
+from specdec.tool_calls.xml_calls import Qwen3CoderParser
 
 # Text, and calls with their arguments.
 Found = list[str | tuple[str, Any]]

@@ -5,11 +5,11 @@ from typing import Any, ClassVar, Protocol
 
 from specdec.core.call_grammar import CallForm, form_name
 from specdec.core.tool_choice import ToolChoice
-from specdec.openai.mistral_calls import MistralParser
-from specdec.openai.pythonic_calls import PythonicParser
-from specdec.openai.tagged_calls import HermesParser, Item, ListedCalls, LlamaParser, ToolParser
-from specdec.openai.tool_call_reader import CallArguments, CallStart
-from specdec.openai.xml_calls import Qwen3CoderParser
+from specdec.tool_calls.mistral_calls import MistralParser
+from specdec.tool_calls.pythonic_calls import PythonicParser
+from specdec.tool_calls.tagged_calls import HermesParser, Item, ListedCalls, LlamaParser, ToolParser
+from specdec.tool_calls.tool_call_reader import CallArguments, CallStart
+from specdec.tool_calls.xml_calls import Qwen3CoderParser
 
 
 class PlainText:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from specdec.core.call_grammar import HERMES, CallForm
-from specdec.openai.tagged_calls import SteppedParser, begun_tag
-from specdec.openai.tool_call_reader import CallArguments, CallStart
+from specdec.tool_calls.tagged_calls import SteppedParser, begun_tag
+from specdec.tool_calls.tool_call_reader import CallArguments, CallStart
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"

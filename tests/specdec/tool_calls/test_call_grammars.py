@@ -16,8 +16,8 @@ from xgrammar import CompiledGrammar
 from specdec.core.call_grammar import HERMES, LLAMA3, CallForm, forced_calls
 from specdec.core.tool_choice import Function, ToolChoice, read_tool_choice
 from specdec.openai.replies import FunctionCall
-from specdec.openai.tool_call_reader import CallArguments, CallStart
-from specdec.openai.tool_parsers import (
+from specdec.tool_calls.tool_call_reader import CallArguments, CallStart
+from specdec.tool_calls.tool_parsers import (
     HermesParser,
     Item,
     LlamaParser,

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from specdec.core.call_grammar import CallForm
 from specdec.json_schema.characters import json_text
-from specdec.openai.tagged_calls import TaggedCalls
+from specdec.tool_calls.tagged_calls import TaggedCalls
 
 _NAMED = re.compile(r"([\w.-]+)\s*(?:\[ARGS\])?\s*(?=\{)")
 _LIST_END = re.compile(r"\A\s*\]")

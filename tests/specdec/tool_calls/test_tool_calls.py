@@ -23,10 +23,10 @@ from specdec.openai.responses_answer import ResponsesAnswer
 from specdec.openai.responses_replies import OutputCall
 from specdec.openai.responses_request import ResponsesRequest
 from specdec.openai.served_model import ServedModel
-from specdec.openai.tagged_calls import HermesParser, LlamaParser, ToolParser
-from specdec.openai.tool_call_reader import CallArguments, CallStart
-from specdec.openai.tool_parsers import PlainText, parser_for
 from specdec.text.segment import Segment
+from specdec.tool_calls.tagged_calls import HermesParser, LlamaParser, ToolParser
+from specdec.tool_calls.tool_call_reader import CallArguments, CallStart
+from specdec.tool_calls.tool_parsers import PlainText, parser_for
 from tests.fakes import edit_json
 from tests.profiles import num_cases
 from tests.specdec.tiny_checkpoints import save_tiny

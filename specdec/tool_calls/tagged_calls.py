@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from specdec.core.call_grammar import HERMES, LISTED, LLAMA3, CallForm
-from specdec.openai.tool_call_reader import CallPiece, CallReader, Reading
+from specdec.tool_calls.tool_call_reader import CallPiece, CallReader, Reading
 
 Item = str | CallPiece
 _SPACE = " \t\r\n"

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from specdec.core.call_grammar import CallForm
-from specdec.openai.tagged_calls import Item
-from specdec.openai.tool_call_reader import CallArguments, CallStart, argument_text
+from specdec.tool_calls.tagged_calls import Item
+from specdec.tool_calls.tool_call_reader import CallArguments, CallStart, argument_text
 
 _LIST = re.compile(r"\s*\[\s*[^\W\d][\w.]*\(")
 # What may still become one.
