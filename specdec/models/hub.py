@@ -1,4 +1,4 @@
-"""Checkpoints by name: a local folder or GGUF file, or a model on the Hugging Face hub, which is downloaded once."""
+"""Checkpoints by name: a local folder or GGUF file, a packaged model, or one on the hub, which are fetched once."""
 
 import logging
 import re
@@ -9,6 +9,7 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_li
 from specdec.draft_heads.llama.unreadable_files import missing_path, nearest_path_hint
 from specdec.draft_heads.llama.weight_files import FOREIGN, INDEX, WEIGHTS, has_weights, shard_names
 from specdec.gguf.file import is_gguf
+from specdec.models.packaged import PACKAGED, packaged_model
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ def checkpoint_path(
     A local path wins over a model of the same name on the hub. A model in the cache is used without asking the hub.
 
     Args:
-        name: a path, or `org/name` on the hub.
+        name: a path, `org/name` on the hub, or one of `PACKAGED`.
         revision: branch, tag or commit on the hub; None for its main branch.
         beside: a folder from which a relative path may lead too, before the working folder.
         weights: whether the weights are needed too.
@@ -61,9 +62,11 @@ def checkpoint_path(
                     f"revision is {revision!r}, but {path} is a local path; leave the revision out, or rename the path"
                 )
             return path
+    if revision is None and (packaged := packaged_model(str(name))) is not None:
+        return packaged
     if is_gguf(Path(name)) or not HUB_NAME.fullmatch(str(name)):
         what = "file" if is_gguf(Path(name)) else "folder"
-        missing = missing_path(Path(name), what, [*known, *_cached_names()])
+        missing = missing_path(Path(name), what, [*known, *PACKAGED, *_cached_names()])
         is_word = "/" not in str(name) and missing.endswith("no such folder")
         raise CheckpointError(missing + "; a model on the hub has a name like org/name" * is_word)
     return _from_hub(str(name), revision, weights, known)

