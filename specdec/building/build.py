@@ -2,6 +2,8 @@
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -57,7 +59,22 @@ def build_engine(config: EngineConfig, ranks: Ranks, requests: RequestMaker) -> 
         if config.drafts_from_store:
             requests.store = draft_store(config, ranks, requests.tokenizer)
         requests.seeds.setstate(ranks.decide(requests.seeds.getstate))
-        return EngineBuilder(config, model, drafts, kernels, ranks, requests).build()
+        with _told_compilation(kernels.name, device):
+            return EngineBuilder(config, model, drafts, kernels, ranks, requests).build()
+
+
+@contextmanager
+def _told_compilation(kernels: str, device: torch.device) -> Iterator[None]:
+    """Log how many kernels are compiled meanwhile for a GPU: a first start takes long, and why should be seen."""
+    if (kernels, device.type) != ("triton", "cuda"):
+        yield
+        return
+    # It imports Triton.
+    from specdec.kernels.triton.compilation import counted_compilation
+
+    with counted_compilation() as counted:
+        yield
+    logger.info("Triton: %s", counted)
 
 
 def _check_kernels(ranks: Ranks, name: str) -> None:
