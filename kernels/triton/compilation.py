@@ -9,7 +9,7 @@ from triton import knobs
 
 
 @dataclass
-class Compilation:
+class CompiledKernels:
     """Kernels that were compiled, or found in the cache.
 
     Attributes:
@@ -28,9 +28,9 @@ class Compilation:
 
 
 @contextmanager
-def counted_compilation() -> Iterator[Compilation]:
+def counted_compilation() -> Iterator[CompiledKernels]:
     """Count what Triton compiles meanwhile; another listener is told as well."""
-    counted, before = Compilation(), knobs.compilation.listener
+    counted, before = CompiledKernels(), knobs.compilation.listener
 
     def listen(*, times: Any, cache_hit: bool, **rest: Any) -> None:
         if cache_hit:
