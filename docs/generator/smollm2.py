@@ -18,8 +18,6 @@ SPEEDS = {
 
 def _name(mode: str) -> str:
     """Return a mode of `specdec bench` without the names of files."""
-    if mode.startswith(("llama.cpp", "xllamacpp")):
-        return "llama.cpp, no drafts"
     if mode.endswith(",ngram"):
         return "specdec, EAGLE-3 and n-grams"
     for kind, name in (("eagle3", "EAGLE-3"), ("dspark", "DSpark")):
