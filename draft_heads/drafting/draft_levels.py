@@ -73,6 +73,8 @@ class DraftLevels:
     _bits: Tensor | None = None
     _wide: tuple[NoiseRows, RowSampling | None] | None = None
     _places: "_Places | None" = None
+    # Entries before a tree, which all of its nodes see.
+    _seen: Tensor | None = None
 
     @staticmethod
     def start(
@@ -164,7 +166,7 @@ class DraftLevels:
 
     def restart(self) -> None:
         """Start over from the roots."""
-        self._bits = self._wide = self._places = None
+        self._bits = self._wide = self._places = self._seen = None
 
     def noise_at(self, level: int) -> NoiseRows:
         """Return the noise of each node of a level; the roots are level 0."""
@@ -185,8 +187,7 @@ class DraftLevels:
         if self._places is None:
             later = torch.arange(self.depth, device=self.positions.device)[:, None]
             noise = self._repeated()[0].on_device
-            seen = self.positions + self.first
-            self._places = _Places(self.positions + later, seen, None if noise is None else noise.positions + later)
+            self._places = _Places(self.positions + later, None if noise is None else noise.positions + later)
         return self._places
 
     def own_bits_at(self, level: int) -> Tensor | None:
@@ -225,7 +226,9 @@ class DraftLevels:
         return self._rows(level, self.positions, self.positions)
 
     def _seeing(self, level: int, ancestors: Tensor) -> RaggedRows:
-        return self._rows(level, self._placed().seen, ancestors)
+        if self._seen is None:
+            self._seen = self.positions + self.first
+        return self._rows(level, self._seen, ancestors)
 
     def _rows(self, level: int, visible: Tensor, ancestors: Tensor) -> RaggedRows:
         return RaggedRows(
@@ -259,12 +262,10 @@ class _Places(NamedTuple):
 
     Attributes:
         rotary: int64 `[depth, rows * width]`.
-        seen: int64 `[rows * width]`, entries before a tree, which all of its nodes see.
         noise: int64 `[depth, rows * frontier]`, output positions; None where noise is the host's.
     """
 
     rotary: Tensor
-    seen: Tensor
     noise: Tensor | None
 
 

@@ -1,4 +1,4 @@
-"""What Triton compiles meanwhile, and what it finds in its cache."""
+"""Counts of the kernels that Triton compiles, or finds in its cache, during a block of code."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ class CompiledKernels:
 
 @contextmanager
 def counted_compilation() -> Iterator[CompiledKernels]:
-    """Count what Triton compiles meanwhile; another listener is told as well."""
+    """Count what Triton compiles within the context. A listener that was set before is still called."""
     counted, before = CompiledKernels(), knobs.compilation.listener
 
     def listen(*, times: Any, cache_hit: bool, **rest: Any) -> None:

@@ -102,7 +102,7 @@ def value_of(p_scores, p_sums, p_above, o_candidate, COUNT: tl.constexpr, EACH: 
 
 @triton.jit
 def goes_before(b_first, o_first, b_second, o_second):
-    """Whether a value, at its place, goes before another one."""
+    """Return whether a candidate ranks before another: by value, then by place."""
     return (b_first > b_second) | ((b_first == b_second) & (o_first < o_second))
 
 

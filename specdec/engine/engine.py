@@ -115,7 +115,7 @@ class LLMEngine:
 
     @property
     def works_beside(self) -> bool:
-        """Whether a device computes a step while the host may do other things; see `run`."""
+        """True on a GPU, which computes a step while the host does other work; see `run`."""
         return self.worker.device.type == "cuda"
 
     @property
@@ -324,11 +324,11 @@ class LLMEngine:
     def run(self, plan: StepPlan, meanwhile: Callable[[], None] | None = None) -> list[Request]:
         """Run a step that the scheduler planned; return the requests that got tokens.
 
-        Args:
-            meanwhile: is called once the step is launched, while the device computes it (on a CPU, behind that).
-
         If it raises, its requests stay as they were, but for those that it has ended. `plan.moves` is empty if the
         blocks have been moved; otherwise blocks of requests outside the plan may lack their content.
+
+        Args:
+            meanwhile: called after the launch; a GPU computes the step in that time, a CPU has computed it.
         """
         with self.ranks.together(), on_device(self.worker.device), self.kernels.limited_threads():
             try:

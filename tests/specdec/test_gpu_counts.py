@@ -98,6 +98,18 @@ def _check_recorded(kind: str, found: dict[str, int], places: Any) -> None:
     assert recorded["now"][kind] == found, places
 
 
+def kernels_of_a_step(llm: LLM, gpu: SimulatedGPU, prompt: list[int]) -> tuple[int, Any]:
+    """Return the launches and operations of a prompt's third step, without graphs, and where they were asked for."""
+    for request in llm.new_group(prompt, SamplingParams(temperature=0, max_tokens=30)).requests:
+        llm.engine.add_request(request)
+    for _ in range(2):
+        llm.engine.step()
+    gpu.counts.take()
+    llm.engine.step()
+    places, counts = gpu.counts.places, gpu.counts.take()
+    return counts["launch"] + counts["operation"], places
+
+
 @pytest.mark.parametrize(("known", "qk_norm", "most"), [(8, False, 6), (150, False, 7), (8, True, 7)])
 def test_a_layer_takes_few_small_kernels(
     tmp_path: Path, gpu: SimulatedGPU, known: int, qk_norm: bool, most: int
@@ -117,14 +129,7 @@ def test_a_layer_takes_few_small_kernels(
             max_num_seqs=1,
             kv_cache_memory=1 << 19,
         )
-        for request in llm.new_group([5] * known, SamplingParams(temperature=0, max_tokens=8)).requests:
-            llm.engine.add_request(request)
-        for _ in range(2):
-            llm.engine.step()
-        gpu.counts.take()
-        llm.engine.step()
-        places, counts = gpu.counts.places, gpu.counts.take()
-        found.append((counts["launch"] + counts["operation"], places))
+        found.append(kernels_of_a_step(llm, gpu, [5] * known))
     (of_one, _), (of_three, places) = found
     assert of_three - of_one == 2 * (4 + most), places
 
@@ -150,13 +155,6 @@ def test_a_level_of_drafting_takes_few_kernels(folder: Path, gpu: SimulatedGPU) 
             block_size=8,
             kv_cache_memory=1 << 19,
         )
-        for request in llm.new_group([5, 6, 7, 8], SamplingParams(temperature=0, max_tokens=30)).requests:
-            llm.engine.add_request(request)
-        for _ in range(2):
-            llm.engine.step()
-        gpu.counts.take()
-        llm.engine.step()
-        places, counts = gpu.counts.places, gpu.counts.take()
-        found.append((counts["launch"] + counts["operation"], places))
+        found.append(kernels_of_a_step(llm, gpu, [5, 6, 7, 8]))
     (of_five, _), (of_six, places) = found
     assert of_six - of_five == 20, places
