@@ -17,8 +17,7 @@ from torch import Tensor
 
 from benchmarks.report import parse_shape, read_prompts, write
 from specdec import LLM, SamplingParams
-from specdec.kernels.types.draft_trees import DraftTrees, OnWalk, PreparedWalk
-from specdec.kernels.types.types import Acceptance
+from specdec.kernels.types.draft_trees import DraftTrees, PreparedWalk, WalkOutcome
 from specdec.kernels.types.upload import Packet
 from specdec.verify.noise import gumbel
 from specdec.verify.sampling import Context
@@ -39,18 +38,17 @@ class TimedVerifier:
     def __init__(self, verifier: Verifier) -> None:
         self.verifier, self.seconds = verifier, 0.0
 
-    def prepare(
-        self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet, on_walk: OnWalk | None = None
-    ) -> PreparedWalk:
+    def prepare(self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet) -> PreparedWalk:
         start = time.perf_counter()
-        walk = self.verifier.prepare(trees, contexts, packet, on_walk)
+        walk = self.verifier.prepare(trees, contexts, packet)
         self.seconds += time.perf_counter() - start
 
-        def timed(logits: Tensor) -> list[Acceptance]:
+        def timed(logits: Tensor) -> WalkOutcome:
             start = time.perf_counter()
-            acceptances = walk(logits)
+            outcome = walk(logits)
+            acceptances = outcome.read()
             self.seconds += time.perf_counter() - start
-            return acceptances
+            return WalkOutcome(lambda: acceptances, outcome.walk)
 
         return timed
 

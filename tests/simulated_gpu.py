@@ -26,7 +26,7 @@ from tests.simulated_counts import Counts, with_counts
 from tests.simulated_graphs import Capture, Launch, SimulatedGraph, tensors_of
 from tests.simulated_memory import Memory, Pool, Workspace, is_product
 from tests.simulated_pinned import SimulatedPinned
-from tests.simulated_streams import SimulatedEvent, SimulatedStream, Streams
+from tests.simulated_streams import Downloads, SimulatedEvent, SimulatedStream, Streams
 
 # Not the first device, so that code that forgets to name the device is found.
 GPU = torch.device("cuda", 1)
@@ -80,6 +80,7 @@ class SimulatedGPU(TorchFunctionMode):
     Attributes:
         waits: operations that made the host wait, each with the module that called it.
         counts: what the host asked of them.
+        downloads: copies to pinned memory that the host has not waited for.
         devices: the GPUs.
         pinned: pinned memory of the host.
     """
@@ -88,6 +89,7 @@ class SimulatedGPU(TorchFunctionMode):
         super().__init__()
         self.waits: list[str] = []
         self.counts = Counts()
+        self.downloads = Downloads()
         self.devices = [Device(index) for index in range(NUM_GPUS)]
         self._entered: list[Device] = []
         self._capture: Capture | None = None
@@ -124,6 +126,10 @@ class SimulatedGPU(TorchFunctionMode):
             is_upload = self._note_copy(name, args, kwargs, goes_up=goes_up)
         elif any(other.ndim for other in others) and not name.endswith("_like"):
             raise RuntimeError(f"{name}: expected all tensors on the same device, found {on_gpu[0].gpu} and cpu")
+        if name == "copy_" and kwargs.get("non_blocking") and self.pinned.holds(args[0]):
+            assert self._capture is None
+            self.counts.add("download", name)
+            return self.downloads.begin(args[0], args[1].raw)
         if goes_up and name in ("tensor", "as_tensor"):
             self.note(f"{name} from pageable memory")
         if on_gpu and self._waits(name, args, kwargs):
@@ -335,7 +341,7 @@ class SimulatedGPU(TorchFunctionMode):
         down = isinstance(source, SimulatedTensor) and not isinstance(args[0], SimulatedTensor)
         if up and source.numel() and source.ndim and not (self.pinned.holds(source) and (kwargs.get("non_blocking"))):
             self.note(f"{name} from pageable memory")
-        if down:
+        if down and not (kwargs.get("non_blocking") and self.pinned.holds(args[0])):
             self.note(f"{name} to the host")
         if up and self._capture is not None and self._capture.is_mine:
             raise AssertionError(f"{name} from the host while a graph is captured")
@@ -352,14 +358,19 @@ class SimulatedGPU(TorchFunctionMode):
             return any(isinstance(one, list) or (isinstance(one, Tensor) and one.dtype == torch.bool) for one in index)
         return name in READERS or (name == "to" and any(_is_cpu(leaf) for leaf in tree_leaves((args, kwargs))))
 
-    def note(self, what: str) -> None:
-        """Record that the host waits, and who lets it."""
+    def note(self, what: str, until: int | None = None) -> None:
+        """Record that the host waits, and who lets it.
+
+        Args:
+            until: downloads that are there afterwards; None for all.
+        """
         if self._capture is not None and self._capture.is_mine:
             raise AssertionError(f"{what} while a graph is captured")
         frame = sys._getframe(1)
         while not frame.f_globals["__name__"].startswith("specdec.") and frame.f_back is not None:
             frame = frame.f_back
         self.waits.append(f"{frame.f_globals['__name__']}: {what}")
+        self.downloads.finish(until)
 
 
 @contextmanager

@@ -13,11 +13,12 @@ class Machine(Protocol):
     """What streams and events need of the simulated machine."""
 
     waits: list[str]
+    downloads: "Downloads"
 
     @property
     def entered(self) -> "Device": ...
 
-    def note(self, what: str) -> None:
+    def note(self, what: str, until: int | None = None) -> None:
         """Record that the host waits."""
 
     def forbid(self, what: str) -> None:
@@ -74,6 +75,31 @@ class SimulatedStream:
             assert other in (self, self.streams.main)
 
 
+class Downloads:
+    """Copies to pinned memory, which holds their numbers once the host has waited, and others before.
+
+    Attributes:
+        begun: how many there have been.
+    """
+
+    def __init__(self) -> None:
+        self.begun, self._left = 0, dict[int, Callable[[], Any]]()
+
+    def begin(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        """Begin to copy what a tensor holds now."""
+        numbers = source.clone()
+        self._left[self.begun] = lambda: target.copy_(numbers)
+        self.begun += 1
+        target.fill_(-(1 << 40))
+        return target
+
+    def finish(self, until: int | None) -> None:
+        """Finish the first `until` of all, or all."""
+        with torch._C.DisableTorchFunction():
+            for number in [number for number in self._left if until is None or number < until]:
+                self._left.pop(number)()
+
+
 class SimulatedEvent:
     """A moment in a stream's work. It is known once the host has waited for later work."""
 
@@ -83,6 +109,7 @@ class SimulatedEvent:
     def record(self) -> None:
         self.stream = self.machine.entered.streams.current
         self.moment, self.waits, self.launched = time.perf_counter(), len(self.machine.waits), self.stream.launched
+        self.downloads = self.machine.downloads.begun
 
     def query(self) -> bool:
         self.machine.forbid("query of an event")
@@ -90,7 +117,7 @@ class SimulatedEvent:
 
     def synchronize(self) -> None:
         self.machine.forbid("synchronize of an event")
-        self.machine.note("synchronize of an event")
+        self.machine.note("synchronize of an event", self.downloads)
         self.stream.catch_up(self.launched)
 
     def elapsed_time(self, end: "SimulatedEvent") -> float:

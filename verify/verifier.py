@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.types.draft_trees import DraftTrees, OnWalk, PreparedWalk, at_once
+from specdec.kernels.types.draft_trees import DraftTrees, PreparedWalk, WalkOutcome, at_once
 from specdec.kernels.types.registry import Registry
 from specdec.kernels.types.types import Acceptance, NoiseKey, NoiseRows, NoiseSource
 from specdec.kernels.types.upload import Packet
@@ -31,9 +31,7 @@ class CoupledVerifier:
         self.kernels = kernels
         self.walk = kernels.walks.coupled or host_coupled_walk(_noise_of(kernels))
 
-    def prepare(
-        self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet, on_walk: OnWalk | None = None
-    ) -> PreparedWalk:
+    def prepare(self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet) -> PreparedWalk:
         """Return what returns the outcome of each row, of logits and once the packet is sent.
 
         The logits are `[sum of (1 + nodes), vocab]`, per row its root, then its nodes.
@@ -42,14 +40,13 @@ class CoupledVerifier:
             trees: trees of the sampled rows.
             contexts: the same rows' requests, up to the trees' roots.
             packet: takes the numbers that the rule needs on the device.
-            on_walk: is told of walks on the device.
         """
         keys = noise_keys(contexts)
-        walk = self.walk(trees, NoiseRows(keys), packet, on_walk)
+        walk = self.walk(trees, NoiseRows(keys), packet)
         if not any(key is not None or context.sampling.edits for key, context in zip(keys, contexts, strict=True)):
             return walk
 
-        def verify(logits: Tensor) -> list[Acceptance]:
+        def verify(logits: Tensor) -> WalkOutcome:
             scores = processed_logits(logits, node_rows(trees, contexts, logits.device), self.kernels)
             # Scores are not to be used after the walk, and the logits are.
             return walk(scores.clone() if scores.data_ptr() == logits.data_ptr() else scores)
@@ -76,11 +73,9 @@ class RejectionVerifier:
             own = partial(walk_rows, rule, uniforms=GumbelNoise.uniforms)
             self.walk = at_once(lambda scores, trees, noise: own(scores.cpu(), trees.read(), noise.keys))
 
-    def prepare(
-        self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet, on_walk: OnWalk | None = None
-    ) -> PreparedWalk:
+    def prepare(self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet) -> PreparedWalk:
         """See `CoupledVerifier.prepare`."""
-        walk = self.walk(trees, NoiseRows(noise_keys(contexts)), packet, on_walk)
+        walk = self.walk(trees, NoiseRows(noise_keys(contexts)), packet)
         if not any(context.sampling.changes for context in contexts):
             return walk
         return lambda logits: walk(processed_logits(logits, node_rows(trees, contexts, logits.device), self.kernels))
@@ -89,9 +84,7 @@ class RejectionVerifier:
 class Verifier(Protocol):
     """An acceptance rule."""
 
-    def prepare(
-        self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet, on_walk: OnWalk | None = None
-    ) -> PreparedWalk:
+    def prepare(self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet) -> PreparedWalk:
         """Return what returns the outcome of each row; see `CoupledVerifier.prepare`."""
         ...
 
@@ -103,7 +96,7 @@ def verify_at_once(
     packet = Packet(logits.device)
     prepared = verifier.prepare(trees, contexts, packet)
     packet.send()
-    return prepared(logits)
+    return prepared(logits).read()
 
 
 class AcceptanceRule(NamedTuple):

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu.batch import path_of
 from benchmarks.gpu.cycle_sizes import MODES, STEPS_BEFORE, Sizes
 from specdec import DraftShape, SamplingParams
 from specdec.building.engine_builder import EngineBuilder
@@ -29,8 +28,10 @@ from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.reference.projection import Projection
-from specdec.kernels.types.types import Acceptance
-from specdec.kernels.types.upload import Packet
+from specdec.kernels.triton.walks import outcome_of
+from specdec.kernels.types.draft_trees import WalkOutcome
+from specdec.kernels.types.types import Walk
+from specdec.kernels.types.upload import Packet, upload
 from specdec.models.llama import LlamaModel, LlamaWeights
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.text.detokenizer import Detokenizer
@@ -173,24 +174,39 @@ class Engines:
 class Forced:
     """A verifier that does its work, and then says that `accepted` drafts in a row were right.
 
-    The host finds them in the trees; its time for that belongs to the step.
+    On a device they are found there, as a walk is: the host does not wait for them.
     """
 
     def __init__(self, verifier: Any) -> None:
         self.verifier, self.accepted = verifier, 0
 
-    def prepare(self, trees: Any, contexts: Sequence[Any], packet: Packet, on_walk: Any = None) -> Any:
-        walk = self.verifier.prepare(trees, contexts, packet, on_walk)
+    def prepare(self, trees: Any, contexts: Sequence[Any], packet: Packet) -> Any:
+        walk = self.verifier.prepare(trees, contexts, packet)
 
-        def overruled(logits: Tensor) -> list[Any]:
-            walk(logits)
-            found = []
-            for tree in trees.read():
-                nodes = [node for node, depth in enumerate(tree.depths) if depth <= self.accepted]
-                found.append(Acceptance(tuple(path_of(tree, nodes[-1])) if nodes else (), 1))
-            return found
+        def overruled(logits: Tensor) -> WalkOutcome:
+            outcome = walk(logits)
+            return outcome if outcome.walk is None else outcome_of(self.forced(outcome.walk, trees), trees)
 
         return overruled
+
+    def forced(self, walk: Walk, trees: Any) -> Walk:
+        """Return a walk down the last of the deepest nodes that may be accepted."""
+        columns = trees.batch.columns
+        most = min(self.accepted, walk.paths.shape[1])
+        places = torch.arange(columns.depths.shape[1], device=columns.depths.device)
+        sizes = upload(trees.batch.sizes, places.device)[:, None]
+        node = torch.where((columns.depths <= most) & (places < sizes), places, -1).amax(1, keepdim=True)
+        lengths = torch.where(node >= 0, columns.depths.gather(1, node.clamp_min(0)), 0)[:, 0]
+        path = [node]
+        for _ in range(max(most - 1, 0)):
+            path.append(torch.where(path[-1] >= 0, columns.parents.gather(1, path[-1].clamp_min(0)), -1))
+        # From the deepest node upwards, and roots last.
+        paths = torch.full_like(walk.paths, -1)
+        if most:
+            upwards = torch.cat(path[::-1], 1)
+            shift = (torch.arange(most, device=places.device) + (most - lengths)[:, None]).clamp_max(most - 1)
+            paths[:, :most] = upwards.gather(1, shift)
+        return Walk(paths, lengths, torch.ones_like(walk.next_tokens))
 
 
 def request_of(chance: random.Random, index: int, sizes: Sizes) -> Request:

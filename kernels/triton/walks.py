@@ -1,13 +1,13 @@
 """Verification by a device's kernels: the host waits once, for trees and outcome together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec.kernels.types.draft_trees import DraftTrees, OnWalk, PreparedWalk
+from specdec.kernels.types.draft_trees import DraftTrees, PreparedWalk, WalkOutcome
 from specdec.kernels.types.types import Acceptance, DraftProbs, NoiseColumns, NoiseRows, PackedTrees, Walk
 from specdec.kernels.types.upload import Packet
 
@@ -25,17 +25,20 @@ class DeviceWalks(NamedTuple):
     follow: Callable[[Tensor, PackedTrees], Walk]
     reject: Callable[[Tensor, DraftProbs | None, PackedTrees, NoiseColumns], Walk]
 
-    def coupled_walk(self, trees: DraftTrees, noise: NoiseRows, packet: Packet, on_walk: OnWalk | None) -> PreparedWalk:
+    def coupled_walk(self, trees: DraftTrees, noise: NoiseRows, packet: Packet) -> PreparedWalk:
         """See `Walks.coupled`."""
         own = trees.noise(noise.keys, packet)
-        if not any(trees.sizes):
-            return lambda scores: [Acceptance((), token) for token in trees.read_with([self.argmax(scores, own())])[0]]
-        packed, rows = _packed(trees, packet), range(len(trees.sizes))
-        return lambda scores: _read([self.follow(self.argmax(scores, own()), packed())], [rows], trees, on_walk)
+        if any(trees.sizes):
+            packed = _packed(trees, packet)
+            return lambda scores: outcome_of(self.follow(self.argmax(scores, own()), packed()), trees)
 
-    def rejection_walk(
-        self, trees: DraftTrees, noise: NoiseRows, packet: Packet, on_walk: OnWalk | None
-    ) -> PreparedWalk:
+        def plain(scores: Tensor) -> WalkOutcome:
+            read = trees.begin_read([self.argmax(scores, own())])
+            return WalkOutcome(lambda: [Acceptance((), token) for token in read()[0]])
+
+        return plain
+
+    def rejection_walk(self, trees: DraftTrees, noise: NoiseRows, packet: Packet) -> PreparedWalk:
         """See `Walks.rejection`.
 
         Rows whose children are weighed against q are walked apart from the others: a launch weighs all or none. A
@@ -55,19 +58,20 @@ class DeviceWalks(NamedTuple):
         is_weighed = [drawn and key is not None for drawn, key in zip(trees.is_drawn, keys, strict=True)]
         if len(set(is_weighed)) == 1:
             walk = prepared(trees, noise, is_weighed[0])
-            return lambda scores: _read([walk(scores)], [range(len(keys))], trees, on_walk)
+            return lambda scores: outcome_of(walk(scores), trees)
         groups = [[row for row, own in enumerate(is_weighed) if own == weighed] for weighed in (False, True)]
         walks = [
             prepared(trees.select(rows), NoiseRows([keys[row] for row in rows]), weighed)
             for rows, weighed in zip(groups, (False, True), strict=True)
         ]
+        both = [*groups[0], *groups[1]]
+        places = packet.add([both.index(row) for row in range(len(keys))])
 
-        def walk_groups(scores: Tensor) -> list[Acceptance]:
+        def walk_groups(scores: Tensor) -> WalkOutcome:
             parts = torch.split(scores, [1 + size for size in trees.sizes])
             made = [walk(torch.cat([parts[row] for row in rows])) for walk, rows in zip(walks, groups, strict=True)]
-            outcome = _read(made, groups, trees, on_walk)
-            found = dict(zip([row for rows in groups for row in rows], outcome, strict=True))
-            return [found[row] for row in range(len(keys))]
+            whole = (torch.cat(part).index_select(0, places) for part in zip(*made, strict=True))
+            return outcome_of(Walk(*whole), trees)
 
         return walk_groups
 
@@ -83,21 +87,16 @@ def _packed(trees: DraftTrees, packet: Packet) -> Callable[[], PackedTrees]:
     return packed
 
 
-def _read(
-    walks: Sequence[Walk], rows: Sequence[Sequence[int]], trees: DraftTrees, on_walk: OnWalk | None
-) -> list[Acceptance]:
-    """Return the outcome of each row, walk after walk.
+def outcome_of(walk: Walk, trees: DraftTrees) -> WalkOutcome:
+    """Return the outcome of a walk over trees, and begin to send it to the host."""
+    read = trees.begin_read(walk)
 
-    Args:
-        rows: rows of each walk.
-    """
-    if on_walk is not None:
-        for walk, own in zip(walks, rows, strict=True):
-            on_walk(walk, own)
-    numbers = iter(trees.read_with([part for walk in walks for part in walk]))
-    acceptances = []
-    for paths, lengths, next_tokens in zip(numbers, numbers, numbers, strict=True):
+    def acceptances() -> list[Acceptance]:
+        paths, lengths, next_tokens = read()
         depth = len(paths) // len(lengths)
-        for row, (length, token) in enumerate(zip(lengths, next_tokens, strict=True)):
-            acceptances.append(Acceptance(tuple(paths[row * depth : row * depth + length]), token))
-    return acceptances
+        return [
+            Acceptance(tuple(paths[row * depth : row * depth + length]), token)
+            for row, (length, token) in enumerate(zip(lengths, next_tokens, strict=True))
+        ]
+
+    return WalkOutcome(acceptances, walk)

@@ -13,7 +13,7 @@ from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import WORD_BITS
 from specdec.kernels.types.tree import NO_DRAFTS, DraftTree, HostNodes
 from specdec.kernels.types.types import ROOT, DraftProbs, NodeTensors, NoiseColumns, NoiseKey, NoiseRows
-from specdec.kernels.types.upload import Packet, read_together, upload
+from specdec.kernels.types.upload import Download, Packet, upload
 
 # Marks roots and nodes that no children were drawn for.
 NO_PROBS = -1
@@ -241,17 +241,22 @@ class DeviceTrees:
 
     def read(self) -> list[DraftTree]:
         if self.batch.host is None and any(self.sizes):
-            self.read_with([])
+            self.begin_read([])()
         return [
             self.batch.tree(row) if row is not None and size else NO_DRAFTS
             for row, size in zip(self.rows, self.sizes, strict=True)
         ]
 
-    def read_with(self, parts: Sequence[Tensor]) -> list[list[int]]:
+    def begin_read(self, parts: Sequence[Tensor]) -> Callable[[], list[list[int]]]:
         if self.batch.host is not None or not any(self.sizes):
-            return read_together(parts)
-        *numbers, self.batch.host = read_together([*parts, self.batch.table])
-        return numbers
+            return Download(parts).read
+        download = Download([*parts, self.batch.table])
+
+        def read() -> list[list[int]]:
+            *numbers, self.batch.host = download.read()
+            return numbers
+
+        return read
 
 
 def _deepened(columns: NoiseColumns, places: Tensor, depths: Tensor) -> NoiseColumns:

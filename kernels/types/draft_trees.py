@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import WORD_BITS
 from specdec.kernels.types.tree import NO_DRAFTS, DraftTree, HostNodes, split_words
 from specdec.kernels.types.types import Acceptance, DraftProbs, NodeTensors, NoiseKey, NoiseRows, Walk
-from specdec.kernels.types.upload import Packet, read_together, upload
+from specdec.kernels.types.upload import Download, Packet, upload
 
 
 class HostTrees:
@@ -112,13 +113,25 @@ class HostTrees:
         """Return the trees on the host, which may have to wait for them."""
         return self.trees
 
-    def read_with(self, parts: Sequence[Tensor]) -> list[list[int]]:
-        """Return the numbers of each tensor; what `read` needs comes in the same transfer.
+    def begin_read(self, parts: Sequence[Tensor]) -> Callable[[], list[list[int]]]:
+        """Return what returns the numbers of each tensor; what `read` needs comes in the same transfer.
 
         Args:
             parts: int64, on the trees' device.
         """
-        return read_together(parts)
+        return Download(parts).read
+
+
+class WalkOutcome(NamedTuple):
+    """What a batch's walk has found, which a device may still be computing.
+
+    Attributes:
+        read: returns the outcome of each row; the host may wait for a device.
+        walk: of all rows in order, on the device; None where the host walked the trees, or there were none.
+    """
+
+    read: Callable[[], list[Acceptance]]
+    walk: Walk | None = None
 
 
 # A batch of draft trees, one per row.
@@ -126,18 +139,20 @@ DraftTrees = HostTrees | DeviceTrees
 # An acceptance rule over a batch: (processed logits `[rows + nodes, vocab]`, trees, each row's noise at its root).
 BatchWalk = Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
 # The rule for given trees and noise: of the logits.
-PreparedWalk = Callable[[Tensor], list[Acceptance]]
-# Is told of each walk that a device makes, with the rows that it is of, before the host waits for the outcome.
-OnWalk = Callable[[Walk, Sequence[int]], None]
+PreparedWalk = Callable[[Tensor], WalkOutcome]
 # What prepares a rule, before the logits are there. It may be called once the packet is sent.
-WalkMaker = Callable[[DraftTrees, NoiseRows, Packet, OnWalk | None], PreparedWalk]
+WalkMaker = Callable[[DraftTrees, NoiseRows, Packet], PreparedWalk]
 
 
 def at_once(walk: BatchWalk) -> WalkMaker:
     """Return a rule on the host as what prepares it; there is nothing to send, and no walk on a device."""
 
-    def prepare(trees: DraftTrees, noise: NoiseRows, packet: Packet, on_walk: OnWalk | None = None) -> PreparedWalk:  # noqa: ARG001
-        return lambda scores: walk(scores, trees, noise)
+    def prepare(trees: DraftTrees, noise: NoiseRows, packet: Packet) -> PreparedWalk:  # noqa: ARG001
+        def walked(scores: Tensor) -> WalkOutcome:
+            found = walk(scores, trees, noise)
+            return WalkOutcome(lambda: found)
+
+        return walked
 
     return prepare
 

@@ -150,9 +150,29 @@ def _aligned(size: int) -> int:
     return size + -size % ALIGNMENT
 
 
-def read_together(parts: Sequence[Tensor]) -> list[list[int]]:
-    """Return the numbers of each tensor, in one transfer: the one time in a step that the host waits for a device."""
-    flat = [part.flatten() for part in parts]
-    numbers: list[int] = (torch.cat(flat) if len(flat) > 1 else flat[0]).tolist()
-    ends = accumulate((part.numel() for part in parts), initial=0)
-    return [numbers[start:end] for start, end in pairwise(ends)]
+class Download:
+    """Numbers of tensors on their way to the host, in one transfer.
+
+    The host may ask the device for more before it reads them, and then waits for what was asked before alone.
+
+    Args:
+        parts: int64, all of one device.
+    """
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        flat = [part.flatten() for part in parts]
+        self._ends = list(accumulate((part.numel() for part in parts), initial=0))
+        self._numbers, self._there = torch.cat(flat) if len(flat) > 1 else flat[0], None
+        if self._numbers.device.type == "cuda":
+            given = self._numbers
+            self._numbers = torch.empty(len(given), dtype=given.dtype, pin_memory=True)
+            self._numbers.copy_(given, non_blocking=True)
+            self._there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._there.record()
+
+    def read(self) -> list[list[int]]:
+        """Return the numbers of each tensor; the one time in a step that the host waits for a device."""
+        if self._there is not None:
+            self._there.synchronize()
+        numbers: list[int] = self._numbers.tolist()
+        return [numbers[start:end] for start, end in pairwise(self._ends)]

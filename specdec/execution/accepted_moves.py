@@ -8,23 +8,20 @@ from specdec.cache.kv_cache import KVCache
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.tree import TreeRow
 from specdec.kernels.types.types import Walk
-from specdec.kernels.types.upload import Packet, upload
+from specdec.kernels.types.upload import Packet
 from specdec.verify.tree_batch import slots_of
 
 
 class AcceptedMoves:
-    """Moves of a step's accepted entries, told to a verifier that walks the trees on the device.
+    """Moves of a step's accepted entries, where a device walks the trees.
 
     Args:
         parts: rows of the step that have the trees.
         packet: takes the slots of the nodes, which are there once it is sent.
-
-    Attributes:
-        is_made: whether the moves were made. They are not where the host, or another rank, walks the trees.
     """
 
     def __init__(self, cache: KVCache, parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet) -> None:
-        self._cache, self.is_made = cache, False
+        self._cache = cache
         width, unused = max(*trees.sizes, trees.depth), cache.null_block * cache.block_size
         slots = []
         for part, size in zip(parts, trees.sizes, strict=True):
@@ -34,18 +31,12 @@ class AcceptedMoves:
         self._slots = packet.add(slots)
         self._places = packet.add(list(range(trees.depth)))
 
-    def __call__(self, walk: Walk, rows: Sequence[int]) -> None:
-        """Move the entries of some rows.
+    def make(self, walk: Walk) -> None:
+        """Move the entries.
 
         A node that is not accepted, or lies behind its chain already, is moved to where it is, which costs nothing.
-
-        Args:
-            walk: the outcome of these rows, on the device.
         """
         slots, depth = self._slots, walk.paths.shape[1]
-        if len(rows) < len(slots):
-            slots = slots.index_select(0, upload(rows, slots.device))
         places = self._places[:depth]
         own = torch.where(places < walk.lengths[:, None], walk.paths, places)
         self._cache.move_slots(slots.gather(1, own).flatten(), slots[:, :depth].contiguous().flatten())
-        self.is_made = True

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.types.draft_trees import DraftTrees, OnWalk, PreparedWalk, Walks, at_once
+from specdec.kernels.types.draft_trees import DraftTrees, PreparedWalk, Walks, at_once
 from specdec.kernels.types.types import NO_TOKEN, NoiseRows, NoiseSource, Stream
 from specdec.kernels.types.upload import Packet
 from specdec.models.sharded_llama import ShardedLlama
@@ -38,16 +38,14 @@ class SplitVerifier:
             walks = Walks(coupled=at_once(partial(coupled_walk, argmax, follow_all)))
             self._split = CoupledVerifier(replace(kernels, walks=walks))
 
-    def prepare(
-        self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet, on_walk: OnWalk | None = None
-    ) -> PreparedWalk:
+    def prepare(self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet) -> PreparedWalk:
         """See `CoupledVerifier.prepare`; the logits are `[sum of (1 + nodes), part of the vocabulary]`."""
         if self._split is not None:
             free = [_without_grammar(context) for context in contexts]
             if not any(one.sampling.edits or one.sampling.filters for one in free):
                 own = self._split.prepare(trees, free, packet)
                 return lambda logits: own(self._allowed(trees, contexts, logits))
-        walk = self.inner.prepare(trees, contexts, packet, on_walk)
+        walk = self.inner.prepare(trees, contexts, packet)
         return lambda logits: walk(self.model.whole(logits))
 
     def _allowed(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> Tensor:

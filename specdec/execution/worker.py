@@ -99,9 +99,16 @@ class Worker:
         assert self._logits is not None, "no step was launched"
         (order, trees, _, drafting), logits, walk, moves = self._drafted, self._logits, self._walk, self._moves
         self._drafted = self._logits = self._walk = self._moves = None
-        acceptances = [] if walk is None else walk(_sampled_logits(order, trees, logits))
-        if moves is None or not moves.is_made:
-            self.move_accepted(order, acceptances)
+        acceptances = list[Acceptance]()
+        if walk is not None:
+            outcome = walk(_sampled_logits(order, trees, logits))
+            is_moved = moves is not None and outcome.walk is not None
+            if moves is not None and outcome.walk is not None:
+                # The device makes them while the outcome is on its way.
+                moves.make(outcome.walk)
+            acceptances = outcome.read()
+            if not is_moved:
+                self.move_accepted(order, acceptances)
         whole = self.runner.model.whole(logits) if order.needs_logits else None
         return StepOutcome(trees.read(), acceptances, whole, drafting, {})
 
@@ -119,7 +126,7 @@ class Worker:
         parts = [order.parts[row] for row in sampled]
         if any(own.sizes) and self.cache.kernels.on_device:
             self._moves = AcceptedMoves(self.cache, parts, own, packet)
-        return self.verifier.prepare(own, [order.drafts[row].context for row in sampled], packet, self._moves)
+        return self.verifier.prepare(own, [order.drafts[row].context for row in sampled], packet)
 
     def move_accepted(self, order: StepOrder, acceptances: Sequence[Acceptance]) -> None:
         """Move cache entries of accepted nodes that do not lie behind their chain yet to there."""

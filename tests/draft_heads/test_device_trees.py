@@ -58,7 +58,7 @@ def test_128_nodes_take_two_words() -> None:
         assert torch.equal(mine, other)
 
 
-@pytest.mark.parametrize("first", [lambda t: t.read(), lambda t: t.select([1]).read(), lambda t: t.read_with([])])
+@pytest.mark.parametrize("first", [lambda t: t.read(), lambda t: t.select([1]).read(), lambda t: t.begin_read([])()])
 def test_one_transfer_reads_all(first: Callable[[DeviceTrees], object], monkeypatch: pytest.MonkeyPatch) -> None:
     search, _ = search_with([random_head(1, 0), random_head(1, 1)], DraftShape(3, 2, 6))
     grown = device_trees_of(search, [6, 4], [3, 3])
@@ -66,7 +66,7 @@ def test_one_transfer_reads_all(first: Callable[[DeviceTrees], object], monkeypa
     assert grown.batch.host is None
     first(grown)
     assert grown.batch.host is not None
-    monkeypatch.setattr("specdec.kernels.types.device_trees.read_together", lambda _: pytest.fail("read once more"))
+    monkeypatch.setattr("specdec.kernels.types.device_trees.Download", lambda _: pytest.fail("read once more"))
     assert_read_equal(grown.read(), search.host_trees([6, 4], [3, 3]).read())
 
 
@@ -74,9 +74,9 @@ def test_numbers_and_trees_come_in_one_transfer() -> None:
     search, _ = search_with([random_head(1, 0), random_head(1, 1)], DraftShape(3, 2, 6))
     parts = [torch.tensor([[1, 2], [3, 4]]), torch.tensor([5]), torch.empty(0, dtype=torch.int64)]
     for trees in (device_trees_of(search, [6, 4], [3, 3]), search.host_trees([6, 4], [3, 3])):
-        assert trees.read_with(parts) == [[1, 2, 3, 4], [5], []]
-        assert trees.read_with(parts) == [[1, 2, 3, 4], [5], []]
-    assert device_trees_of(search, [6, 4], [3, 3]).select([None]).read_with(parts[1:2]) == [[5]]
+        assert trees.begin_read(parts)() == [[1, 2, 3, 4], [5], []]
+        assert trees.begin_read(parts)() == [[1, 2, 3, 4], [5], []]
+    assert device_trees_of(search, [6, 4], [3, 3]).select([None]).begin_read(parts[1:2])() == [[5]]
 
 
 def living(tree: DraftTree, table: Tensor) -> tuple[DraftTree, Tensor]:

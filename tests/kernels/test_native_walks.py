@@ -101,7 +101,7 @@ def test_a_chain_is_accepted_whole_when_q_is_p(seed: int) -> None:
 
 def composed(scores: torch.Tensor, trees: HostTrees, noise: NoiseRows) -> list[Acceptance]:
     """The coupled walk of plain torch."""
-    return host_coupled_walk(NOISE)(trees, noise, Packet(scores.device), None)(scores.clone())
+    return host_coupled_walk(NOISE)(trees, noise, Packet(scores.device))(scores.clone()).read()
 
 
 @given(libraries, st.integers(1, 70), st.integers(1, 5), st.data())

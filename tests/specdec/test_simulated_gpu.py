@@ -154,7 +154,7 @@ def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
         monkeypatch.setattr(llm.engine, "step", watched)
         assert run(llm, params) == expected
         assert llm.stats().drafts_verified > 0
-        once = ["specdec.kernels.types.upload: tolist"]
+        once = ["specdec.kernels.types.upload: synchronize of an event"]
         assert all(waits in ([], once) for waits in steps), steps
         assert steps.count(once) > 1
         # Captured at the start, of one row and of two; drawn trees where the rule weighs them.
@@ -183,7 +183,7 @@ def test_adapters_on_a_device(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp
         llm.add_lora(adapter)
         before = len(gpu.waits)
         assert drafted(llm, params, adapter) == expected
-        assert set(gpu.waits[before:]) == {"specdec.kernels.types.upload: tolist", "specdec.engine.tree_trace: tolist"}
+        assert set(gpu.waits[before:]) == {"specdec.kernels.types.upload: synchronize of an event", "specdec.engine.tree_trace: tolist"}
         assert run(llm, params) == without
         graphs, drafting = llm.engine.worker.runner.graphs, graphs_of_drafting(llm)
         assert graphs is not None
@@ -285,7 +285,7 @@ def test_blocks_move_layer_by_layer_on_a_stream_of_their_own(folder: Path, monke
             (output,) = llm.generate([prompt], params)
             passes.append(output.num_cached_tokens == 16)
             assert output.token_ids == tokens
-            assert set(gpu.waits) == {"specdec.kernels.types.upload: tolist"}
+            assert set(gpu.waits) == {"specdec.kernels.types.upload: synchronize of an event"}
         assert llm.engine.connector is not None
         assert llm.engine.connector.get_kv_connector_stats().loaded_blocks > 0
     assert passes == [False, False, True, True]
