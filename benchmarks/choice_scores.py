@@ -49,9 +49,9 @@ class Passes:
         self._forward = runner.forward
         runner.forward = self._count  # type: ignore[method-assign]
 
-    def _count(self, parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
+    def _count(self, parts: Sequence[TreeRow], trees: DraftTrees, tokens: Tensor | None = None) -> Tensor:
         self.rows.append(sum(len(part.tokens) for part in parts) + sum(trees.sizes))
-        return self._forward(parts, trees)
+        return self._forward(parts, trees, tokens)
 
 
 def timed(llm: LLM, prompt: list[int], params: SamplingParams) -> float:

@@ -74,6 +74,7 @@ class AbortingDrafter:
 
     def __init__(self, llm: LLM, chance: random.Random) -> None:
         self.llm, self.drafter, self.chance, self.aborted = llm, llm.engine.worker.drafter, chance, 0
+        self.prepare_ahead = self.drafter.prepare_ahead
 
     def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
         if self.chance.random() < ABORT_WITHIN_STEP:

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig as HFLlamaConfig
 from transformers import LlamaForCausalLM, PretrainedConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.draft_heads.drafting.drafter import DraftRow, NoDrafter
 from specdec.draft_heads.formats.head_kinds import KINDS
 from specdec.draft_heads.heads.block_head import BlockConfig, BlockHead
 from specdec.draft_heads.heads.convolved_layer import ConvolutionConfig
@@ -136,7 +136,7 @@ def edit_json(file: Path, **changes: Any) -> None:
     file.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
 
 
-class RandomDrafter:
+class RandomDrafter(NoDrafter):
     """Random trees of random tokens."""
 
     def __init__(self, vocab_size: int, seed: int) -> None:

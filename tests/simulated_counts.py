@@ -13,10 +13,14 @@ class Counts:
 
     Attributes:
         places: by kind ("upload", "operation", "launch", "replay"), how often which module asked for what.
+        replays: graphs since the start.
+        left: of each event that the host waited for, the graphs that were asked for behind it: what the GPU still has
+            to do when the host goes on.
     """
 
     def __init__(self) -> None:
         self.places: dict[str, Counter[str]] = {}
+        self.replays, self.left = 0, list[int]()
 
     def add(self, kind: str, what: str = "") -> None:
         frame = sys._getframe(1)
@@ -39,7 +43,7 @@ class Counts:
     def take(self) -> dict[str, int]:
         """Return the number of each kind since the last call."""
         found = {kind: places.total() for kind, places in self.places.items()}
-        self.places = {}
+        self.places, self.left = {}, []
         return found
 
 
@@ -53,6 +57,7 @@ def with_counts(graph: Any, counts: Counts) -> None:
 
     def counted() -> None:
         counts.add("replay")
+        counts.replays += 1
         replay()
 
     graph.replay = counted

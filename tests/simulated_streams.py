@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
+from tests.simulated_counts import Counts
 from tests.simulated_memory import Workspace
 
 
@@ -14,6 +15,7 @@ class Machine(Protocol):
 
     waits: list[str]
     downloads: "Downloads"
+    counts: Counts
 
     @property
     def entered(self) -> "Device": ...
@@ -109,7 +111,7 @@ class SimulatedEvent:
     def record(self) -> None:
         self.stream = self.machine.entered.streams.current
         self.moment, self.waits, self.launched = time.perf_counter(), len(self.machine.waits), self.stream.launched
-        self.downloads = self.machine.downloads.begun
+        self.downloads, self.replays = self.machine.downloads.begun, self.machine.counts.replays
 
     def query(self) -> bool:
         self.machine.forbid("query of an event")
@@ -118,6 +120,7 @@ class SimulatedEvent:
     def synchronize(self) -> None:
         self.machine.forbid("synchronize of an event")
         self.machine.note("synchronize of an event", self.downloads)
+        self.machine.counts.left.append(self.machine.counts.replays - self.replays)
         self.stream.catch_up(self.launched)
 
     def elapsed_time(self, end: "SimulatedEvent") -> float:

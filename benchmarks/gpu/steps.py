@@ -15,7 +15,7 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.cycle import copy_bandwidth
-from benchmarks.gpu.cycle_engines import Engines, timed
+from benchmarks.gpu.cycle_engines import Engines, step_times
 from benchmarks.gpu.cycle_sizes import FULL, TINY
 from benchmarks.gpu.stage import Stage
 
@@ -47,7 +47,7 @@ def run(stage: Stage) -> None:
             engine = (engines.plain if accepted is None else engines.eagle)["graphs"]
             engines.forced["graphs"].accepted = accepted or 0
             with engines.decoding(engine, batch):
-                times = [timed(stage.device, engine.step)[1] for _ in range(1 if stage.rehearse else TIMED)]
+                times = step_times(engine, 1 if stage.rehearse else TIMED)
                 events = [] if stage.rehearse else profiled(engine)
             row = {"batch": batch, "accepted": accepted, "median_ms": round(statistics.median(times) * 1e3, 3)}
             rows.append(row | summary(events, PROFILED))

@@ -92,6 +92,7 @@ def _counts() -> str:
         "operation": "operations of torch outside graphs",
         "launch": "launches of kernels outside graphs",
         "replay": "graphs",
+        "left": "graphs that the GPU has still to run when the host knows the outcome",
     }
     columns = [document[when][which] for which in ("plain", "drafts") for when in ("before", "now")]
     lines = [[name, *(str(column[kind]) for column in columns)] for kind, name in kinds.items()]

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specdec.draft_heads.drafting.draft_levels import DraftLevels, MakeBounds
+from specdec.draft_heads.drafting.draft_levels import DraftLevels
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
+from specdec.draft_heads.drafting.drafts_ahead import NewTokens
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.heads.block_head import BlockForm
 from specdec.draft_heads.heads.draft_head import CachedHead
@@ -125,6 +126,9 @@ class BlockDrafter(TreeDrafter[Paths]):
 
         return roots
 
+    def _roots(self, states: Tensor, new: NewTokens) -> Tensor:  # noqa: ARG002
+        return new.last
+
     @property
     def state_size(self) -> int:
         return 0
@@ -147,12 +151,12 @@ class BlockDrafter(TreeDrafter[Paths]):
         packet: Packet,
         *,
         for_graph: bool,
-        bounds: MakeBounds | None,
+        ahead: int,
     ) -> DraftLevels:
         dtype, config = torch.promote_types(self.dtype, torch.float32), self.head.config
         bits = self._bits[0][None, : config.rows_for(depth)]
         given, depth = (rows, self.block_size, bits, keys, self.first, dtype, packet), min(depth, config.num_slots)
-        levels = DraftLevels.start(*given, for_graph=for_graph, depth=depth, bounds=bounds)
+        levels = DraftLevels.start(*given, for_graph=for_graph, depth=depth, ahead=ahead)
         return replace(levels, frontier=width, is_block=True)
 
     def _begin(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow], *, drawn: bool) -> Paths:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_levels import DraftLevels
 from specdec.draft_heads.drafting.tree_draw import TreeDraw
-from specdec.draft_heads.drafting.tree_search import SearchedNodes
+from specdec.draft_heads.drafting.tree_search import Searched
 from specdec.kernels.triton.attention_plan import (
     AttentionGeometry,
     Plan,
@@ -124,7 +124,7 @@ class DraftGraphs(NamedTuple):
     """
 
     reading: PassGraphs
-    search: LoopGraphs[SearchedNodes]
+    search: LoopGraphs[Searched]
     draw: LoopGraphs[TreeDraw]
 
 

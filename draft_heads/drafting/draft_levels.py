@@ -1,6 +1,6 @@
 """Per-level inputs of the drafting loop, computed before the first level."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.drafting.row_sampling import RowSampling
-from specdec.draft_heads.drafting.tree_search import TreeBounds
 from specdec.kernels.triton.attention_plan import AttentionGeometry, Plan
 from specdec.kernels.types.adapters import ADAPTED, AdapterRows
 from specdec.kernels.types.block_table import pad_block_tables
@@ -20,9 +19,6 @@ from specdec.kernels.types.tree_search import Frontier
 from specdec.kernels.types.types import NoiseColumns, NoiseKey, NoiseRows
 from specdec.kernels.types.upload import Packet, PacketLayout, upload
 from specdec.verify.tree_batch import slots_of
-
-# Makes the bounds of trees by a search of some levels, on the device once the packet is sent.
-MakeBounds = Callable[[int, Packet], TreeBounds]
 
 
 @dataclass
@@ -39,7 +35,7 @@ class DraftLevels:
         slots: int64 `[depth - 1, rows * width]`, where the head's keys and values of expanded nodes go.
         tables: int64 `[rows, blocks]`.
         own_bits: int64 `[depth - 1, width, words]`: the bit of each scratch entry in ancestor bit sets.
-        base: known tokens of each row, on the host.
+        base: first scratch entry of each row, on the host.
         noise: noise of the roots.
         sampling: temperatures and filters of the roots; None where a row needs logit edits.
         first: the head's first entry.
@@ -49,7 +45,6 @@ class DraftLevels:
         adapted: the rows of each pass that have an adapter.
         image: the inputs as bytes, as `level_layout` says, once their packet is sent; None where they are not for a
             graph.
-        bounds: of the trees of a search whose outcome stays on the device.
     """
 
     depth: int
@@ -69,7 +64,6 @@ class DraftLevels:
     adapters: Sequence[int] = ()
     adapted: AdapterRows | None = None
     image: Tensor | None = None
-    bounds: TreeBounds | None = None
     _bits: Tensor | None = None
     _wide: tuple[NoiseRows, RowSampling | None] | None = None
     _places: "_Places | None" = None
@@ -88,7 +82,7 @@ class DraftLevels:
         *,
         for_graph: bool = False,
         depth: int | None = None,
-        bounds: MakeBounds | None = None,
+        ahead: int = 0,
     ) -> "DraftLevels":
         """Return the inputs of a batch of rows, which are there once the packet is sent.
 
@@ -96,10 +90,12 @@ class DraftLevels:
             dtype: dtype of processed logits.
             for_graph: whether they are copied into a graph's; see `image`. No row then needs logit edits.
             depth: most levels; None for one more than there are passes.
-            bounds: makes the bounds of a search on the device.
+            ahead: entries between the known tokens and the scratch ones, for the tokens that the step brings, 0 where
+                all are known. The inputs are those for one token; see `advance`.
         """
         levels, width, _ = own_bits.shape
-        base = [len(row.token_ids) for row in rows]
+        known = [len(row.token_ids) for row in rows]
+        base = [length + ahead for length in known]
         count = levels * width
         slots = [
             slots_of(row.block_table, start, start + count, block_size) for row, start in zip(rows, base, strict=True)
@@ -110,14 +106,16 @@ class DraftLevels:
         samplings = [row.context.sampling for row in rows]
         tables = packet.add(pad_block_tables([row.block_table for row in rows]))
         depth = levels + 1 if depth is None else depth
-        searched = 0 if bounds is None else depth
-        image = packet.begin(level_layout(len(rows), width, levels, dtype, searched)) if for_graph else None
+        brought = 1 if ahead else 0
+        if brought:
+            keys = [key and key._replace(position=key.position + brought) for key in keys]
+        image = packet.begin(level_layout(len(rows), width, levels, dtype)) if for_graph else None
         found = DraftLevels(
             depth=depth,
             width=width,
             frontier=width,
             block_size=block_size,
-            positions=packet.add([start - first for start in base for _ in range(width)]),
+            positions=packet.add([length + brought - first for length in known for _ in range(width)]),
             slots=packet.add(by_level).view(levels, len(rows) * width),
             tables=tables,
             own_bits=own_bits,
@@ -127,10 +125,7 @@ class DraftLevels:
             first=first,
             adapters=adapters_of(rows),
             image=image,
-            bounds=None,
         )
-        if bounds is not None:
-            found.bounds = bounds(depth, packet)
         found.adapted = AdapterRows.of(found.lengths(1))
         return found
 
@@ -138,12 +133,11 @@ class DraftLevels:
         """Return how the inputs lie in their image."""
         assert self.sampling is not None
         assert self.sampling.temperatures is not None
-        searched = 0 if self.bounds is None else self.depth
-        return level_layout(self.num_rows, self.width, self.num_passes, self.sampling.temperatures.dtype, searched)
+        return level_layout(self.num_rows, self.width, self.num_passes, self.sampling.temperatures.dtype)
 
     def placed(self, views: Sequence[Tensor]) -> "DraftLevels":
         """Return the inputs in other memory, by the views of their layout."""
-        positions, slots, seeds, indices, outputs, sampled, temperatures, limits, *bounds = views
+        positions, slots, seeds, indices, outputs, sampled, temperatures, limits = views
         return replace(
             self,
             positions=positions,
@@ -152,7 +146,6 @@ class DraftLevels:
             sampling=RowSampling(temperatures, limits),
             # It holds its packet's memory.
             image=None,
-            bounds=self.bounds and TreeBounds(self.bounds.sizes, self.bounds.most, *bounds),
         )
 
     @property
@@ -163,6 +156,13 @@ class DraftLevels:
     @property
     def num_rows(self) -> int:
         return len(self.tables)
+
+    def advance(self, tokens: Tensor) -> None:
+        """Move the roots on by what the step has brought beyond one token, int64 `[rows]` of the first rows."""
+        noise = self.noise.on_device
+        assert noise is not None
+        self.positions.view(self.num_rows, self.width)[: len(tokens)].add_(tokens[:, None])
+        noise.positions[: len(tokens)].add_(tokens)
 
     def restart(self) -> None:
         """Start over from the roots."""
@@ -269,12 +269,8 @@ class _Places(NamedTuple):
     noise: Tensor | None
 
 
-def level_layout(rows: int, width: int, levels: int, dtype: torch.dtype, searched: int) -> PacketLayout:
-    """Return how `DraftLevels.start` adds what a graph takes: positions, slots, noise, temperatures, limits, bounds.
-
-    Args:
-        searched: levels of a search; 0 where there are no bounds.
-    """
+def level_layout(rows: int, width: int, levels: int, dtype: torch.dtype) -> PacketLayout:
+    """Return how `DraftLevels.start` adds what a graph takes: positions, slots, noise, temperatures and limits."""
     layout = PacketLayout()
     layout.add(rows * width)
     layout.add(levels, rows * width)
@@ -283,9 +279,6 @@ def level_layout(rows: int, width: int, levels: int, dtype: torch.dtype, searche
     layout.add(rows, dtype=torch.bool)
     layout.add(rows, 1, dtype=dtype)
     layout.add(rows, 3, dtype=dtype)
-    if searched:
-        layout.add(rows)
-        layout.add(rows)
     return layout
 
 

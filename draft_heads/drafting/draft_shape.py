@@ -46,6 +46,16 @@ class DraftShape:
         return max(self.nodes, self.scratch(self.depth))
 
     @property
+    def tokens(self) -> int:
+        """Most tokens that a step brings: a path of its tree, and the target's own."""
+        return self.depth + 1
+
+    @property
+    def slots_ahead(self) -> int:
+        """`slots` of a row whose next tree is drafted before the host knows how many tokens this one brings."""
+        return max(self.nodes, self.tokens + self.scratch(self.depth))
+
+    @property
     def positions(self) -> int:
         """Rotary positions that drafting needs from the last known token's on."""
         return self.depth

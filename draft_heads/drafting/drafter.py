@@ -1,10 +1,12 @@
 """The interface of drafters."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from specdec.kernels.types.draft_trees import DraftTrees, HostTrees
+from specdec.kernels.types.types import Acceptance, Walk
+from specdec.kernels.types.upload import Packet
 from specdec.verify.sampling import Context
 
 
@@ -36,6 +38,8 @@ class DraftRow(NamedTuple):
         adapter: place of the request's adapter of the draft model, 0 for none.
         draft_start: first entry of the drafter's own cache that holds something, up to `num_draft_cached`. It lies as
             far back as the drafter's rows depend on, or is 0.
+        is_followed: whether the row's own blocks hold `DraftShape.slots_ahead` entries behind its known tokens, so that
+            the tree of the step after this one may be drafted ahead; see `DraftsAhead`.
     """
 
     block_table: Sequence[int]
@@ -47,11 +51,29 @@ class DraftRow(NamedTuple):
     full_depth: bool = False
     adapter: int = 0
     draft_start: int = 0
+    is_followed: bool = False
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the row asks for a tree, below its last known token."""
+        return self.num_nodes > 0 and self.max_depth > 0 and self.draft_prefill_end == len(self.token_ids)
 
     @property
     def token_ids(self) -> Sequence[int]:
         """All known tokens; the last one is the tree's root."""
         return self.context.token_ids
+
+
+class Learner(Protocol):
+    """Drafts for the coming step that belong to those who have just the tokens that this step brings."""
+
+    def learn(self, acceptances: Sequence[Acceptance]) -> None:
+        """Learn what the step has brought to each row that was drafted for."""
+        ...
+
+
+# Drafts for the coming step behind a walk.
+DraftAhead = Callable[[Walk], Learner]
 
 
 class Drafter(Protocol):
@@ -64,9 +86,18 @@ class Drafter(Protocol):
         """
         ...
 
+    def prepare_ahead(
+        self, rows: Sequence[DraftRow], trees: DraftTrees, places: Sequence[int], packet: Packet
+    ) -> tuple[list[int], DraftAhead] | None:
+        """Prepare to draft the trees of the step after this one; see `TreeDrafter.prepare_ahead`."""
+        ...
+
 
 class NoDrafter:
     """Plain decoding: empty trees."""
 
     def propose(self, rows: Sequence[DraftRow]) -> HostTrees:
         return HostTrees.empty(len(rows))
+
+    def prepare_ahead(self, rows: Sequence[DraftRow], trees: DraftTrees, places: Sequence[int], packet: Packet) -> None:
+        """Do nothing."""

@@ -6,9 +6,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.drafting.draft_levels import DraftLevels, MakeBounds, own_bits
+from specdec.draft_heads.drafting.draft_levels import DraftLevels, own_bits
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
+from specdec.draft_heads.drafting.drafts_ahead import NewTokens
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.heads.draft_head import CachedHead, DraftHead
 from specdec.draft_heads.heads.readout import Readout
@@ -71,6 +72,9 @@ class ModelDrafter(TreeDrafter[Tensor]):
 
         return last
 
+    def _roots(self, states: Tensor, new: NewTokens) -> Tensor:
+        return states.gather(1, new.accepted[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
+
     @property
     def state_size(self) -> int:
         return self.llama.hidden_size
@@ -90,13 +94,13 @@ class ModelDrafter(TreeDrafter[Tensor]):
         packet: Packet,
         *,
         for_graph: bool,
-        bounds: MakeBounds | None,
+        ahead: int,
     ) -> DraftLevels:
         if width not in self._own_bits:
             self._own_bits[width] = own_bits(self.shape.depth - 1, width, self.kv.device)
         bits, dtype = self._own_bits[width][: depth - 1], torch.promote_types(self.dtype, torch.float32)
         given = rows, self.block_size, bits, keys, self.first, dtype, packet
-        return DraftLevels.start(*given, for_graph=for_graph, bounds=bounds)
+        return DraftLevels.start(*given, for_graph=for_graph, ahead=ahead)
 
     def _begin(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow], *, drawn: bool) -> Tensor:  # noqa: ARG002
         """Return the head's states of the roots, `[rows, hidden_size]`."""

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.drafting.draft_levels import DraftLevels, MakeBounds
+from specdec.draft_heads.drafting.draft_levels import DraftLevels
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
+from specdec.draft_heads.drafting.drafter import DraftAhead, DraftRow, Proposal
+from specdec.draft_heads.drafting.drafts_ahead import DraftsAhead, LoopAhead, NewTokens, new_tokens
 from specdec.draft_heads.drafting.one_call_rows import one_call_rows
 from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
-from specdec.draft_heads.drafting.tree_search import SearchedNodes, TreeBounds, TreeSearch
+from specdec.draft_heads.drafting.tree_search import Searched, TreeBounds, TreeSearch
 from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.heads.readout import Readout
 from specdec.kernels.kernel_set import KernelSet
@@ -24,11 +25,11 @@ from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.tree import TreeRow
 from specdec.kernels.types.tree_search import Frontier
-from specdec.kernels.types.types import Candidates, NoiseKey, Stream, TopK
+from specdec.kernels.types.types import Candidates, NoiseKey, Stream, TopK, Walk
 from specdec.kernels.types.upload import Packet
 from specdec.verify.noise import noise_key
 from specdec.verify.sampling import Context, Sampling
-from specdec.verify.tree_batch import TreeBatch
+from specdec.verify.tree_batch import PackedBatch, TreeBatch
 from specdec.verify.verifier import noise_keys
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ class TreeDrafter(ABC, Generic[State]):
         self.branching = min(shape.branching, readout.size)
         self.draw_sizes = DrawSizes.of(self.branching, shape)
         self.graphs: DraftGraphs | None = None
+        # What was drafted behind the step before.
+        self._ahead: DraftsAhead | None = None
         self.one_call = self._one_call(head)
 
     def _one_call(self, head: CachedHead) -> FusedDrafting | None:  # noqa: ARG002
@@ -129,13 +132,18 @@ class TreeDrafter(ABC, Generic[State]):
         packet: Packet,
         *,
         for_graph: bool,
-        bounds: MakeBounds | None,
+        ahead: int,
     ) -> DraftLevels:
         """Return the inputs of the loop over levels, which are there once the packet is sent.
 
         Args:
             keys: noise of the output positions that the roots' children would take.
+            ahead: see `DraftLevels.start`.
         """
+
+    @abstractmethod
+    def _roots(self, states: Tensor, new: NewTokens) -> Tensor:
+        """Return what drafting begins with, of states `[rows, most, state_size]` of the tokens that a step brings."""
 
     @abstractmethod
     def _begin(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow], *, drawn: bool) -> State:
@@ -173,47 +181,154 @@ class TreeDrafter(ABC, Generic[State]):
 
     def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
         """Draft one tree per row; none after a single token where a head needs the feature before it."""
-        reading = [i for i, row in enumerate(rows) if row.draft_prefill_end > max(row.num_draft_cached, self.first)]
+        ahead, self._ahead = self._ahead, None
+        places = {} if ahead is None else ahead.places_of(rows)
+        drawn, _ = self._split([i for i, row in enumerate(rows) if row.drafts], rows)
+        if any(i not in places for i in drawn):
+            # Theirs would overwrite the probabilities that the others were drawn from.
+            places = {i: place for i, place in places.items() if i not in drawn}
+        reading = [
+            i
+            for i, row in enumerate(rows)
+            if i not in places and row.draft_prefill_end > max(row.num_draft_cached, self.first)
+        ]
         if self.one_call is not None and reading:
             given = one_call_rows([rows[i] for i in reading], self.shape.depth, self.first, self.proposal)
             if given is not None and self.one_call.takes(given):
                 return self._draft_in_one_call(self.one_call, given, rows, reading)
-        if not reading:
-            return HostTrees.empty(len(rows))
         packet = Packet(self.kv.device)
-        read = self._reading([rows[i] for i in reading], packet)
+        # The trees of all rows, group by group, with the row of each; of one form, `HostTrees` or `DeviceTrees`.
+        found, order = list[Any](), list[int | None]()
+        if ahead is not None and places:
+            row_of = {place: i for i, place in places.items()}
+            for loop in ahead.loops:
+                own = [row_of.get(place) for place in loop.places]
+                if any(row is not None for row in own):
+                    order += own
+                    found.append(self._choosing(loop, [None if i is None else rows[i] for i in own], packet))
+        read = self._reading([rows[i] for i in reading], packet) if reading else None
         packet.send()
-        # A device reads while the host prepares the levels.
-        roots = read()
+        # Before other graphs run, whose memory the candidates share.
+        found = [choose() for choose in found]
+        if read is not None:
+            # A device reads while the host prepares the levels.
+            found += self._drafted(read(), rows, reading, order, packet)
+        if not found:
+            return HostTrees.empty(len(rows))
+        trees = found[0]
+        for other in found[1:]:
+            trees = trees.concat(other)
+        if order != list(range(len(rows))):
+            place_of = {row: k for k, row in enumerate(order) if row is not None}
+            trees = trees.select([place_of.get(row) for row in range(len(rows))])
+        drafted: DraftTrees = trees
+        return drafted
+
+    def _drafted(
+        self,
+        roots: Tensor,
+        rows: Sequence[DraftRow],
+        reading: Sequence[int],
+        order: list[int | None],
+        packet: Packet,
+    ) -> list[DraftTrees]:
+        """Draft the trees of rows that have been read, in groups; add the row of each tree to `order`.
+
+        Args:
+            roots: of `_reading`.
+        """
         # Their places among the reading ones.
         drafting = [k for k, i in enumerate(reading) if rows[i].num_nodes > 0 and rows[i].max_depth > 0]
-        drawn = [
-            k for k in drafting if self.proposal == Proposal.DRAWN and not rows[reading[k]].context.sampling.is_greedy
-        ]
         groups = [
             (
                 [reading[k] for k in chosen],
                 None if len(chosen) == len(reading) else packet.add(chosen),
                 prepare([rows[reading[k]] for k in chosen], packet),
             )
-            for chosen, prepare in ((drawn, self._draw), ([k for k in drafting if k not in drawn], self._search))
+            for chosen, prepare in zip(
+                self._split(drafting, [rows[i] for i in reading]), (self._draw, self._search), strict=True
+            )
             if chosen
         ]
         packet.send()
-        # All of one form, `HostTrees` or `DeviceTrees`.
-        found: Any = None
-        order: list[int] = []
-        for places, chosen, draft in groups:
-            new = draft(roots if chosen is None else roots.index_select(0, chosen))
-            found = new if found is None else found.concat(new)
+        for places, _, _ in groups:
             order += places
-        if found is None:
-            return HostTrees.empty(len(rows))
-        if order != list(range(len(rows))):
-            place = {row: k for k, row in enumerate(order)}
-            found = found.select([place.get(row) for row in range(len(rows))])
-        trees: DraftTrees = found
-        return trees
+        return [draft(roots if chosen is None else roots.index_select(0, chosen)) for _, chosen, draft in groups]
+
+    def _split(self, places: Sequence[int], rows: Sequence[DraftRow]) -> tuple[list[int], list[int]]:
+        """Return the places of rows whose trees are drawn, and of those whose trees are searched."""
+        drawn = [k for k in places if self.proposal == Proposal.DRAWN and not rows[k].context.sampling.is_greedy]
+        return drawn, [k for k in places if k not in drawn]
+
+    def prepare_ahead(
+        self, rows: Sequence[DraftRow], trees: DraftTrees, places: Sequence[int], packet: Packet
+    ) -> tuple[list[int], DraftAhead] | None:
+        """Prepare to draft the trees of the step after this one for some of its rows, behind its walk.
+
+        All that depends on the number of accepted drafts is done on the device. The head reads as many tokens as a step
+        may bring; what it writes behind those that it does bring is scratch.
+
+        Args:
+            rows: rows of the step, with trees.
+            trees: that are walked.
+            places: places of the rows among the trees.
+            packet: takes what the drafting needs.
+
+        Returns:
+            Which of the rows are drafted for, and what drafts for them once the packet is sent and the walk is made,
+            for the next call of `propose`; None if there are none.
+        """
+        graphs, shape = self.graphs, self.shape
+        if graphs is None or self._stops_early or trees.depth > shape.depth:
+            return None
+        last = self.llama.max_position - shape.tokens - shape.positions
+        able = [k for k, row in enumerate(rows) if row.is_followed and row.drafts and len(row.token_ids) <= last]
+        drawn_rows, searched_rows = self._split(able, rows)
+        # Graphs of drawing are captured last, so they leave the candidates of a search as they are.
+        kinds: tuple[tuple[list[int], LoopGraphs[Any], bool], ...] = (
+            (searched_rows, graphs.search, False),
+            (drawn_rows, graphs.draw, True),
+        )
+        groups = [kind for kind in kinds if kind[0] and _graphs_for([rows[k] for k in kind[0]], kind[1])]
+        kept = [k for own, _, _ in groups for k in own]
+        if not kept:
+            return None
+        chosen = [rows[k] for k in kept]
+        read = self._reading_ahead(chosen, packet)
+        tokens_of = new_tokens(trees, [places[k] for k in kept], shape.tokens, packet)
+        loops, start = list[tuple[slice, bool, DraftLevels, Callable[[Tensor], Any]]](), 0
+        for own, loop, drawn in groups:
+            width, keys_of = (self.draw_sizes.width, _step_keys) if drawn else (self.branching, noise_keys)
+            levels = self._padded_levels([rows[k] for k in own], (), width, keys_of, loop, packet, shape.tokens)
+            loops.append((slice(start, start + len(own)), drawn, levels, loop.loop_of(levels, packet)))
+            start += len(own)
+
+        def draft(walk: Walk) -> DraftsAhead:
+            new = tokens_of(walk)
+            roots, grown = self._roots(read(new), new), list[LoopAhead]()
+            for part, drawn, levels, run in loops:
+                levels.advance(new.accepted[part])
+                grown.append(LoopAhead(range(part.start, part.stop), drawn, run(roots[part])))
+            self._ahead = DraftsAhead(chosen, grown)
+            return self._ahead
+
+        return kept, draft
+
+    def _choosing(self, loop: LoopAhead, rows: Sequence[DraftRow | None], packet: Packet) -> Callable[[], DraftTrees]:
+        """Return what chooses the nodes of trees that were drafted ahead, once the packet is sent.
+
+        Args:
+            rows: of the loop's places, those that take their trees.
+        """
+        budgets = [0 if row is None else row.num_nodes for row in rows]
+        depths = [1 if row is None else min(self.shape.depth, row.max_depth) for row in rows]
+        if loop.drawn:
+            draw: TreeDraw = loop.grown
+            padding = draw.num_rows - len(rows)
+            return lambda: draw.device_trees([*budgets, *[0] * padding], [*depths, *[1] * padding])
+        bounds = TreeBounds.of(budgets, depths, self.shape.depth, self.branching, packet, self.shape.nodes)
+        searched: Searched = loop.grown
+        return lambda: searched.trees(bounds, self.kernels.search)
 
     def _draft_in_one_call(
         self, one_call: FusedDrafting, given: list[DraftingRow], rows: Sequence[DraftRow], reading: list[int]
@@ -230,41 +345,31 @@ class TreeDrafter(ABC, Generic[State]):
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
         stops_early = self._stops_early and not all(row.full_depth for row in rows)
         graphs = None if stops_early or self.graphs is None else _graphs_for(rows, self.graphs.search)
+        levels = self._padded_levels(rows, depths, self.branching, noise_keys, graphs, packet)
         if not self.kernels.on_device or stops_early:
-            levels = self._padded_levels(rows, depths, self.branching, noise_keys, None, packet)
             given = depths if stops_early else None
             return lambda roots: self._searched(self.search(levels, roots, rows, given), rows, depths)
-        bounds = self._bounds_of(rows, depths, graphs)
-        levels = self._padded_levels(rows, depths, self.branching, noise_keys, graphs, packet, bounds)
-        eager = partial(self.search_nodes, levels, rows=rows)
-        run = eager if graphs is None else graphs.loop_of(levels, packet)
-        assert levels.bounds is not None
-        sizes = levels.bounds.sizes
-        return lambda roots: _without_padding(run(roots).trees(sizes), len(rows))
+        run = partial(self.candidates, levels, rows=rows) if graphs is None else graphs.loop_of(levels, packet)
+        bounds = self._bounds(rows, depths, levels.depth, packet)
+        return lambda roots: run(roots).trees(bounds, self.kernels.search)
 
-    def _bounds_of(
-        self, rows: Sequence[DraftRow], depths: Sequence[int], graphs: "LoopGraphs[Any] | None"
-    ) -> MakeBounds:
-        """Return what makes the bounds of rows, with padding rows where a graph runs the search."""
-        padding = 0 if graphs is None else graphs.padding(len(rows))
-        budgets, deepest = _padded_bounds(rows, depths, len(rows) + padding)
-        most = 0 if graphs is None else self.shape.nodes
-        return lambda depth, packet: TreeBounds.of(budgets, deepest, depth, self.branching, packet, most)
+    def _bounds(self, rows: Sequence[DraftRow], depths: Sequence[int], depth: int, packet: Packet) -> TreeBounds:
+        """Return the bounds of rows' trees by a search of `depth` levels."""
+        budgets = [row.num_nodes for row in rows]
+        return TreeBounds.of(budgets, depths, depth, self.branching, packet, self.shape.nodes)
 
-    def search_nodes(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow] = ()) -> SearchedNodes:
-        """Run the loop over levels, and return the trees as they stay on the device; see `search`."""
-        assert levels.bounds is not None
-        return self.search(levels, roots, rows).nodes(levels.bounds)
+    def candidates(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow] = ()) -> Searched:
+        """Run the loop over levels, and return the candidates as they stay on the device; see `search`."""
+        return self.search(levels, roots, rows).candidates()
 
     def _searched(self, search: TreeSearch, rows: Sequence[DraftRow], depths: Sequence[int]) -> DraftTrees:
         """Return the trees of a search on the host, or of one whose levels the host did not know beforehand."""
-        budgets, deepest = _padded_bounds(rows, depths, search.num_rows)
         if not self.kernels.on_device:
-            return search.host_trees(budgets, deepest)
+            return search.host_trees([row.num_nodes for row in rows], depths)
         packet = Packet(self.kv.device)
-        bounds = TreeBounds.of(budgets, deepest, search.num_levels, self.branching, packet)
+        bounds = self._bounds(rows, depths, search.num_levels, packet)
         packet.send()
-        return search.nodes(bounds).trees(bounds.sizes)
+        return search.candidates().trees(bounds, self.kernels.search)
 
     def _draw(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[Tensor], DraftTrees]:
         """Return what drafts trees of tokens drawn from q, of roots.
@@ -296,8 +401,7 @@ class TreeDrafter(ABC, Generic[State]):
         width, keys_of = (self.draw_sizes.width, _step_keys) if drawn else (self.branching, noise_keys)
         packet = Packet(self.kv.device)
         read = self._reading(rows, packet)
-        bounds = None if drawn else self._bounds_of(rows, [self.shape.depth] * len(rows), graphs)
-        levels = self._padded_levels(rows, (), width, keys_of, graphs, packet, bounds)
+        levels = self._padded_levels(rows, (), width, keys_of, graphs, packet)
         graphs.capture(capture, levels, packet, read)
 
     def _padded_levels(
@@ -308,7 +412,7 @@ class TreeDrafter(ABC, Generic[State]):
         keys_of: Callable[[Sequence[Context]], list[NoiseKey | None]],
         graphs: "LoopGraphs[Any] | None",
         packet: Packet,
-        bounds: MakeBounds | None = None,
+        ahead: int = 0,
     ) -> DraftLevels:
         """Return the inputs of the loop over levels: of all levels and with padding rows where a graph runs it."""
         if graphs is None:
@@ -317,12 +421,12 @@ class TreeDrafter(ABC, Generic[State]):
             depth = self.shape.depth
             rows = [*rows, *[self._padding_row()] * graphs.padding(len(rows))]
         keys = keys_of([row.context for row in rows])
-        return self._levels(rows, depth, width, keys, packet, for_graph=graphs is not None, bounds=bounds)
+        return self._levels(rows, depth, width, keys, packet, for_graph=graphs is not None, ahead=ahead)
 
     def _padding_row(self) -> DraftRow:
         """Return a row whose nodes lie in the null block."""
         block = self.kv.shape[1] // self.block_size - 1
-        table = [block] * ceil_div(2 + self.shape.slots, self.block_size)
+        table = [block] * ceil_div(2 + self.shape.slots_ahead, self.block_size)
         return DraftRow(table, 1, 2, 0, 0, Context(Sampling(), [0, 0], 1))
 
     def search(
@@ -383,14 +487,38 @@ class TreeDrafter(ABC, Generic[State]):
             TreeRow(row.token_ids[start : row.draft_prefill_end], start, row.block_table, 1, row.adapter)
             for row, start in zip(rows, starts, strict=True)
         ]
+        packed, run = self._packed(rows, parts, packet)
+        return lambda: (packed.batch, run(packed.complete()))
+
+    def _reading_ahead(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[NewTokens], Tensor]:
+        """Return what reads the tokens that a step brings, once the packet is sent and the device knows them.
+
+        It returns the states of as many tokens as there may be, `[rows, most, state_size]`.
+        """
+        most, count = self.shape.tokens, len(rows)
+        parts = [TreeRow([0] * most, len(row.token_ids), row.block_table, 1, row.adapter) for row in rows]
+        packed, run = self._packed(rows, parts, packet)
+
+        def read(new: NewTokens) -> Tensor:
+            batch = packed.complete()
+            batch.tokens[: count * most].view(count, most).copy_(new.tokens)
+            if batch.sources is not None:
+                # Nothing may have been written where there is no token.
+                sources = batch.sources[: count * most].view(count, most)
+                place = torch.arange(most, device=sources.device)
+                sources.copy_(torch.where(place <= new.accepted[:, None], sources, sources[:, :1]))
+            return run(batch)[: count * most].view(count, most, -1)
+
+        return read
+
+    def _packed(self, rows: Sequence[DraftRow], parts: list[TreeRow], packet: Packet) -> "tuple[PackedBatch, Pass]":
+        """Return packed tokens to be read, and the pass over them."""
         firsts, none = [max(row.draft_start, self.first) for row in rows], HostTrees.empty(len(rows))
         if self.graphs is None:
-            run: Pass = self.read
-            packed = TreeBatch.pack_into(packet, parts, none, self.block_size, first=self.first, firsts=firsts)
-        else:
-            packed = self.graphs.reading.pack(packet, parts, none, firsts)
-            run = self.graphs.reading.pass_of(packed, packet)
-        return lambda: (packed.batch, run(packed.complete()))
+            args = packet, parts, none, self.block_size
+            return TreeBatch.pack_into(*args, first=self.first, firsts=firsts), self.read
+        packed = self.graphs.reading.pack(packet, parts, none, firsts)
+        return packed, self.graphs.reading.pass_of(packed, packet)
 
     def _adapt(self, rows: RaggedRows) -> None:
         """Have the head's next products adapt these rows."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.types.device_trees import DeviceNodes, DeviceTrees, NodeColumns
+from specdec.kernels.types.device_trees import DeviceNodes, DeviceTrees
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.tree_search import Frontier, SearchedLevels, SearchKernels
@@ -71,53 +71,43 @@ class TreeBounds(NamedTuple):
 
     @staticmethod
     def of(
-        budgets: Sequence[int], max_depths: Sequence[int], depth: int, branching: int, packet: Packet, most: int = 0
+        budgets: Sequence[int], max_depths: Sequence[int], depth: int, branching: int, packet: Packet, most: int
     ) -> "TreeBounds":
         """Return the bounds of trees by a search of `depth` whole levels, on the device once the packet is sent.
 
         Args:
-            most: nodes that any tree may have; 0 for as many as the largest of these has.
+            most: nodes that any tree may have.
         """
         # The root's children, and those of each level's frontier.
         ends = [branching * (1 + level * branching) for level in range(depth)]
         reach = [ends[min(deepest, depth) - 1] if deepest > 0 else 0 for deepest in max_depths]
         sizes = [min(budget, within) for budget, within in zip(budgets, reach, strict=True)]
-        return TreeBounds(sizes, most or max(sizes, default=0), *map(packet.add, (reach, sizes)))
+        return TreeBounds(sizes, most, *map(packet.add, (reach, sizes)))
 
 
-class SearchedNodes(NamedTuple):
-    """The trees of a search, as far as the device knows them.
+class Searched(NamedTuple):
+    """Candidates of a search that stay on the device, until it is known how large the trees may be.
 
     Attributes:
-        columns: their nodes.
-        ancestors: see `DeviceNodes`.
-        depth: levels that were searched.
+        values, tokens, best: see `SearchedLevels`.
+        width: most nodes of a frontier.
     """
 
-    columns: NodeColumns
-    ancestors: Tensor
-    depth: int
+    values: Tensor
+    tokens: Tensor
+    best: Tensor
+    width: int
 
-    def like(self) -> "SearchedNodes":
-        """Return memory for others of their size, or of fewer rows."""
-        columns = NodeColumns(*(torch.zeros_like(column) for column in self.columns))
-        return SearchedNodes(columns, torch.zeros_like(self.ancestors), self.depth)
+    def trees(self, bounds: TreeBounds, kernels: SearchKernels) -> DeviceTrees:
+        """Return the trees of the first rows: `TreeSearch.host_trees` on the device.
 
-    def copied_to(self, memory: "SearchedNodes") -> "SearchedNodes":
-        """Copy the nodes to the first rows of other memory; return them there."""
-        rows, (*kept, ancestors) = len(self.ancestors), (*memory.columns, memory.ancestors)
-        own = SearchedNodes(NodeColumns(*(column[:rows] for column in kept)), ancestors[:rows], self.depth)
-        for mine, given in zip((*own.columns, own.ancestors), (*self.columns, self.ancestors), strict=True):
-            mine.copy_(given)
-        return own
-
-    def trees(self, sizes: Sequence[int]) -> DeviceTrees:
-        """Return the trees.
-
-        Args:
-            sizes: nodes of each row's tree.
+        Every tree has as many nodes as its bounds allow, also where none is possible, so the host knows all sizes
+        without reading a node.
         """
-        return DeviceTrees(DeviceNodes(self.columns, sizes, self.depth, ancestors=self.ancestors))
+        values, tokens, best = (part[: len(bounds.sizes)] for part in self[:3])
+        levels = SearchedLevels(values, tokens, best, bounds.counts, bounds.reach)
+        columns, ancestors = kernels.best_nodes(levels, min(bounds.most, values.shape[1]), self.width)
+        return DeviceTrees(DeviceNodes(columns, bounds.sizes, 1 + best.shape[1], ancestors=ancestors))
 
 
 class TreeSearch(TreeLevels):
@@ -130,7 +120,7 @@ class TreeSearch(TreeLevels):
 
     def __init__(self, num_rows: int, width: int, kernels: SearchKernels) -> None:
         super().__init__(num_rows, width)
-        self._kernels = kernels
+        self.kernels = kernels
         self._frontier: Frontier | None = None
 
     def expand(self, children: TopK, own_bits: Tensor | None = None) -> Frontier:
@@ -142,23 +132,18 @@ class TreeSearch(TreeLevels):
         """
         candidates = children.tokens.numel() // self.num_rows
         width = min(self.width, candidates)
-        level = self._kernels.next_frontier(children, self._frontier, own_bits, self.num_rows, width)
+        level = self.kernels.next_frontier(children, self._frontier, own_bits, self.num_rows, width)
         self._values.append(level.values)
         self._tokens.append(level.tokens)
         self._best.append(level.best)
         self._frontier = level.frontier
         return level.frontier
 
-    def nodes(self, bounds: TreeBounds) -> SearchedNodes:
-        """Return `host_trees` on the device; with as many nodes as there may be, also where none is possible.
-
-        Every tree has as many nodes as its bounds allow, so the host knows all sizes without reading a node.
-        """
+    def candidates(self) -> Searched:
+        """Return the candidates of all levels."""
         values, tokens, depth = torch.cat(self._values, 1), torch.cat(self._tokens, 1), self.num_levels
         best = torch.stack(self._best[:-1], 1) if depth > 1 else self._best[0][:, None, :0].expand(-1, 0, -1)
-        levels = SearchedLevels(values, tokens, best, bounds.counts, bounds.reach)
-        columns, ancestors = self._kernels.best_nodes(levels, min(bounds.most, values.shape[1]), self.width)
-        return SearchedNodes(columns, ancestors, depth)
+        return Searched(values, tokens, best, self.width)
 
     def host_trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> HostTrees:
         """Return per row the best `budget` candidates of at most `max_depth` levels, as a tree in order of depth.

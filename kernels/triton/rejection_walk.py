@@ -19,11 +19,9 @@ from specdec.kernels.triton.residual import (
     without,
 )
 from specdec.kernels.triton.score_keys import INFINITY, scores_of, tokens_of
-from specdec.kernels.triton.tree_walk import empty_walk
+from specdec.kernels.triton.tree_walk import block_sizes, empty_walk
 from specdec.kernels.types.types import DraftProbs, NoiseColumns, PackedTrees, Walk
 
-# Smaller trees take no less time, and would each have to be compiled for.
-LEAST_NODES = 64
 # For whole blocks of scores. As many for smaller ones would each be left too few registers.
 NUM_WARPS = 8
 
@@ -55,12 +53,11 @@ def rejection_walk(scores: Tensor, draft_probs: DraftProbs | None, trees: Packed
     rows, vocab = trees.starts.numel() - 1, scores.shape[1]
     walk = empty_walk(rows, max_depth, scores.device)
     if rows:
-        block = min(triton.next_power_of_2(vocab), BLOCK_SIZE)
+        block, (nodes, depth) = min(triton.next_power_of_2(vocab), BLOCK_SIZE), block_sizes(max_nodes, max_depth)
         rejection_walk_kernel[(rows,)](
             scores, *(draft_probs or (None, None)), *parts, *noise, *walk, scores.stride(0), 0 if draft_probs is None
             else draft_probs.table.stride(0), max_depth, HAS_DRAFT=draft_probs is not None,
-            VOCAB=vocab, BLOCK=block, NODES=max(triton.next_power_of_2(max_nodes), LEAST_NODES),
-            BLOCK_DEPTH=triton.next_power_of_2(max(max_depth, 1)), num_warps=max(1, min(NUM_WARPS, block // 128)),
+            VOCAB=vocab, BLOCK=block, NODES=nodes, BLOCK_DEPTH=depth, num_warps=max(1, min(NUM_WARPS, block // 128)),
         )  # fmt: skip
     return walk
 

@@ -11,6 +11,10 @@ from specdec.kernels.types.types import PackedTrees, Walk
 ROOT = tl.constexpr(-1)
 
 
+# Smaller trees take no less time, and would each have to be compiled for; their sizes change from step to step.
+LEAST_NODES, LEAST_DEPTH = 64, 8
+
+
 def tree_walk(emitted: Tensor, trees: PackedTrees) -> Walk:
     """Follow, from each root on, the first child with the token emitted at the node, until there is none.
 
@@ -34,12 +38,17 @@ def tree_walk(emitted: Tensor, trees: PackedTrees) -> Walk:
         kinds = [(part.dtype, part.stride()) for part in given]
         raise ValueError(f"emitted, tokens, parents and starts are {kinds}: all must be int64 in one piece")
     walk = empty_walk(rows, max_depth, emitted.device)
+    nodes, depth = block_sizes(max_nodes, max_depth)
     if rows:
         tree_walk_kernel[(rows,)](
-            emitted, tokens, parents, starts, *walk, max_depth, BLOCK=triton.next_power_of_2(max(max_nodes, 1)),
-            BLOCK_DEPTH=triton.next_power_of_2(max(max_depth, 1)), num_warps=1,
+            emitted, tokens, parents, starts, *walk, max_depth, BLOCK=nodes, BLOCK_DEPTH=depth, num_warps=1,
         )  # fmt: skip
     return walk
+
+
+def block_sizes(max_nodes: int, max_depth: int) -> tuple[int, int]:
+    """Return the shape of a walk's registers: of the nodes of a tree, and of a path."""
+    return max(triton.next_power_of_2(max_nodes), LEAST_NODES), max(triton.next_power_of_2(max_depth), LEAST_DEPTH)
 
 
 def empty_walk(rows: int, max_depth: int, device: torch.device) -> Walk:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specdec.kernels.types.draft_trees import DraftTrees, PreparedWalk, WalkOutcome
 from specdec.kernels.types.types import Acceptance, DraftProbs, NoiseColumns, NoiseRows, PackedTrees, Walk
@@ -33,8 +34,9 @@ class DeviceWalks(NamedTuple):
             return lambda scores: outcome_of(self.follow(self.argmax(scores, own()), packed()), trees)
 
         def plain(scores: Tensor) -> WalkOutcome:
-            read = trees.begin_read([self.argmax(scores, own())])
-            return WalkOutcome(lambda: [Acceptance((), token) for token in read()[0]])
+            tokens = self.argmax(scores, own())
+            read = trees.begin_read([tokens])
+            return WalkOutcome(lambda: [Acceptance((), token) for token in read()[0]], next_tokens=tokens)
 
         return plain
 
@@ -70,7 +72,10 @@ class DeviceWalks(NamedTuple):
         def walk_groups(scores: Tensor) -> WalkOutcome:
             parts = torch.split(scores, [1 + size for size in trees.sizes])
             made = [walk(torch.cat([parts[row] for row in rows])) for walk, rows in zip(walks, groups, strict=True)]
-            whole = (torch.cat(part).index_select(0, places) for part in zip(*made, strict=True))
+            # As deep as the deepest tree of either group.
+            depth = max(walk.paths.shape[1] for walk in made)
+            deep = [walk._replace(paths=pad(walk.paths, (0, depth - walk.paths.shape[1]), value=-1)) for walk in made]
+            whole = (torch.cat(part).index_select(0, places) for part in zip(*deep, strict=True))
             return outcome_of(Walk(*whole), trees)
 
         return walk_groups
@@ -99,4 +104,4 @@ def outcome_of(walk: Walk, trees: DraftTrees) -> WalkOutcome:
             for row, (length, token) in enumerate(zip(lengths, next_tokens, strict=True))
         ]
 
-    return WalkOutcome(acceptances, walk)
+    return WalkOutcome(acceptances, walk, walk.next_tokens)

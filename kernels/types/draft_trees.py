@@ -128,10 +128,12 @@ class WalkOutcome(NamedTuple):
     Attributes:
         read: returns the outcome of each row; the host may wait for a device.
         walk: of all rows in order, on the device; None where the host walked the trees, or there were none.
+        next_tokens: int64 `[rows]`, on the device: the target's own token of each row; None where the host has it.
     """
 
     read: Callable[[], list[Acceptance]]
     walk: Walk | None = None
+    next_tokens: Tensor | None = None
 
 
 # A batch of draft trees, one per row.

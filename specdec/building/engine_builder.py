@@ -9,7 +9,7 @@ from specdec.building.draft_check import PROMPT, check_first_drafts
 from specdec.building.host_memory import check_cache
 from specdec.building.memory_profile import Rehearsal, cache_bytes
 from specdec.building.tap_probe import questions
-from specdec.building.worker_builder import WorkerBuilder
+from specdec.building.worker_builder import WorkerBuilder, follows, passes_ahead
 from specdec.cache.kept_entries import KEEPS_ALL, KeptEntries
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.config import EngineConfig
@@ -114,12 +114,14 @@ class EngineBuilder:
         held = min(self._ranks.share(memory // workers.block_bytes))
         if held < 1:
             raise ValueError(f"kv_cache_memory {memory} is less than one block of {self.block_bytes} bytes; raise it")
-        most = self.config.scheduler.max_num_seqs * ceil_div(workers.longest + self.sizes.slots, self.config.block_size)
+        most = self.config.scheduler.max_num_seqs * ceil_div(
+            workers.longest + self.sizes.entries, self.config.block_size
+        )
         return min(held, most)
 
     def _rehearse(self) -> int:
         """Run the largest steps on an engine that is thrown away; return the bytes of its cache."""
-        rehearsal = Rehearsal(self.config, self.workers.longest, max(self.sizes.slots, self.sizes.shape.nodes))
+        rehearsal = Rehearsal(self.config, self.workers.longest, max(self.sizes.entries, self.sizes.shape.nodes))
         rehearsal.run(self._assemble(rehearsal.num_blocks))
         return rehearsal.num_blocks * self.workers.block_bytes
 
@@ -178,6 +180,8 @@ class EngineBuilder:
             self._ranks.decide(lambda: read_values(config.draft) if config.draft is not None else []),
             draws=self.workers.proposal == Proposal.DRAWN,
             reads_prompts=config.is_prefill,
+            follows=follows(config),
+            passes_ahead=passes_ahead(self.workers.device, self._ranks.layout),
             connector=connector,
             share=partial(self._ranks.share, in_step=True),
             max_choice_nodes=min(self.kernels.limits.max_nodes or MOST_NODES, self._window or MOST_NODES),

@@ -36,6 +36,7 @@ from specdec.models.adapter_layout import draft_layout, draft_part, target_layou
 from specdec.models.llama import LlamaModel
 from specdec.models.lora_adapter import AdapterFiles, AdapterWeights, read_adapter
 from specdec.models.sharded_llama import sharded
+from specdec.parallel.rank_layout import RankLayout
 from specdec.parallel.ranks import OneRank, Ranks
 from specdec.verify.verifier import RULES, Verifier
 
@@ -50,7 +51,8 @@ class DraftSizes(NamedTuple):
 
     Attributes:
         shape: bounds of draft trees, as far as the draft model can fill them.
-        slots: cache entries of a request's drafts.
+        slots: cache entries of a tree.
+        entries: those of a request's drafts: of one tree, or two.
         context: number of tokens from which on the draft model drafts nothing for a request; 0 without a model.
         positions: those that the draft model has; None without one.
         reach: see `CachedHead.reach`; None without a model.
@@ -59,6 +61,7 @@ class DraftSizes(NamedTuple):
 
     shape: DraftShape
     slots: int
+    entries: int
     context: int = 0
     positions: int | None = None
     reach: int | None = None
@@ -69,11 +72,23 @@ class DraftSizes(NamedTuple):
         """Return the sizes of a draft model, or of chains alone."""
         shape = shape_for(draft, config.shape)
         if draft is None:
-            return cls(shape, shape.nodes if config.chains else 0)
+            chained = shape.nodes if config.chains else 0
+            return cls(shape, chained, chained)
         head = draft.head
         positions = head.llama.max_position
+        entries = shape.slots_ahead if follows(config) else shape.slots
         # Beyond its positions a head would guess.
-        return cls(shape, shape.slots, positions - shape.positions, positions, head.reach, tuple(head.taps))
+        return cls(shape, shape.slots, entries, positions - shape.positions, positions, head.reach, tuple(head.taps))
+
+
+def follows(config: EngineConfig) -> bool:
+    """Return whether trees are drafted ahead: by CUDA graphs, which do not wait for the host; see `DraftsAhead`."""
+    return torch.device(config.device).type == "cuda" and not config.enforce_eager and not config.shape.min_reach
+
+
+def passes_ahead(device: torch.device, layout: RankLayout) -> bool:
+    """Return whether plain steps are launched ahead: on a GPU, which would wait for the host between two of them."""
+    return device.type == "cuda" and layout.stages == 1
 
 
 class WorkerBuilder:
@@ -268,7 +283,7 @@ class WorkerBuilder:
 
         began, self._graphs = time.perf_counter(), self._graphs or CudaGraphs(self.device)
         self._graphs.release()
-        entries = self.longest + self.sizes.slots
+        entries = self.longest + self.sizes.entries
         largest = GraphLimits(
             limits.max_num_seqs,
             tokens=min(limits.max_num_batched_tokens, limits.max_num_seqs * entries),

@@ -72,6 +72,7 @@ class EngineStats:
         step_tokens: tokens of the last step, known ones and granted draft nodes.
         steps_by_tokens: steps by the number of their tokens.
         generated_tokens: tokens of outputs; of a beam search, those of the sequences that it found.
+        passes_wasted: rows of passes that were launched ahead for requests that had ended.
         preemptions: how often a request lost its memory; `swaps` of them moved to host memory.
         prefix_queries: tokens of admitted requests.
         prefix_hits: number of them found in the cache.
@@ -101,6 +102,7 @@ class EngineStats:
     step_tokens: int = 0
     steps_by_tokens: dict[int, int] = field(default_factory=dict)
     generated_tokens: int = 0
+    passes_wasted: int = 0
     preemptions: int = 0
     swaps: int = 0
     prefix_queries: int = 0

@@ -76,6 +76,7 @@ class Request:
         num_registered, num_marked: blocks that are published as full, and marked as read by the draft head.
         accepted: per output token, whether it was a draft token.
         drafts_enabled: whether its next step may carry drafts.
+        may_follow: whether the pass over its next token may be launched before the host knows that token.
         acceptance_history: acceptance of its recent drafts, those of chains not included.
         draftable: bounds of its trees while no chain and no length narrows them, computed with its first tree.
         chain_sources: what knows draft tokens without a pass of a model.
@@ -119,6 +120,7 @@ class Request:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     drafts_enabled: bool = True
+    may_follow: bool = True
     acceptance_history: AcceptanceHistory = field(default_factory=AcceptanceHistory)
     draftable: DraftableRow | None = field(default=None, repr=False)
     chain_sources: Sequence[ChainSource] = field(default=(), repr=False)

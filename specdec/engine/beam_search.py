@@ -21,8 +21,10 @@ class BeamRequest(Request):
 
     Attributes:
         cum_logprob: sum of the output tokens' log-probabilities.
+        may_follow: not, since others go on with its tokens.
     """
 
+    may_follow: bool = False
     cum_logprob: float = 0.0
 
     @property

@@ -365,7 +365,7 @@ class LLMEngine:
         return updated
 
     def _order(self, plan: StepPlan) -> StepOrder:
-        rows = plan.rows
+        rows, followed = plan.rows, set(map(id, plan.followed))
         return StepOrder(
             parts=[_tree_row(row) for row in rows],
             drafts=[self._draft_row(row) for row in rows],
@@ -373,14 +373,17 @@ class LLMEngine:
             sampled=[place for place, row in enumerate(rows) if row.sampled],
             moves=plan.moves,
             needs_logits=any(row.choices is not None or row.request.needs_logits for row in rows),
+            is_launched=plan.is_launched,
+            followed=[place for place, row in enumerate(rows) if id(row.request) in followed],
         )
 
     def _draft_row(self, row: PlannedRow) -> DraftRow:
-        request, table = row.request, row.request.block_table
+        request, table, is_followed = row.request, row.request.block_table, False
         if row.num_nodes:
             # All trees of a batch have as many levels as its deepest; nodes beyond this row's bounds need slots too.
             lacking = self.scheduler.blocks_with_drafts(request) - len(table)
             table = table.padded(lacking, self._null_block) if lacking > 0 else table
+            is_followed = self.scheduler.follows and lacking <= 0
         adapter = request.adapter
         return DraftRow(
             table,
@@ -391,6 +394,7 @@ class LLMEngine:
             request.context,
             adapter=0 if adapter is None else adapter.draft_place,
             draft_start=request.draft_start,
+            is_followed=is_followed,
         )
 
     def _append(

@@ -118,7 +118,8 @@ class Executor:
         draft = self._loaded(lambda: self._workers.load_draft(folder) if self._drafts else None)
         with self.ranks.together():
             if draft is not None:
-                self.worker = self._workers.with_draft(self.worker, draft)
+                before, self.worker = self.worker, self._workers.with_draft(self.worker, draft)
+                self.worker.go_on_from(before)
 
     def load_adapter(self, place: int, files: AdapterFiles) -> None:
         """Load an adapter into a place of the banks, between two steps. One that a rank refuses is taken by none.

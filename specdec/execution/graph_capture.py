@@ -10,10 +10,8 @@ from torch import Tensor
 from specdec.cache.kv_cache import KVCache
 from specdec.core.progress import progress_bar
 from specdec.draft_heads.drafting.draft_graphs import DraftGraphs, LoopGraphs
-from specdec.draft_heads.drafting.draft_levels import DraftLevels
 from specdec.draft_heads.drafting.drafter import Proposal
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
-from specdec.draft_heads.drafting.tree_search import SearchedNodes
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.execution.dummy_rows import dummy_batch, dummy_draft_rows
 from specdec.execution.model_runner import ModelRunner
@@ -27,7 +25,7 @@ from specdec.verify.pass_graphs import GraphLimits, PassGraphs
 # rows than have room are drafted without a graph.
 MAX_DRAFT_PROBS_BYTES = 256 << 20
 # Tokens that a head reads in a graph, at most. After a step with drafts it reads those that were accepted, and one.
-MOST_READ = 256
+MOST_READ = 512
 # Cached tokens of the rows that a drafting loop is captured with. No graph depends on them.
 DRAFTED_CONTEXT = 1
 
@@ -76,7 +74,7 @@ def capture_drafting(drafter: TreeDrafter[Any], runner: ModelRunner, capture: Ca
     output = torch.empty(fewer.padded_tokens, drafter.state_size, dtype=drafter.dtype, device=drafter.kv.device)
     reading = PassGraphs(drafter.read, output, geometries, fewer, cache.block_size, cache.null_block, drafter.first)
     _capture_all(reading, cache, capture, "capturing reading")
-    drafter.graphs = DraftGraphs(reading, LoopGraphs(KeptSearch(drafter), *rest), LoopGraphs(draw, *rest))
+    drafter.graphs = DraftGraphs(reading, LoopGraphs(drafter.candidates, *rest), LoopGraphs(draw, *rest))
     with torch.inference_mode(), progress_bar(len(cases), "capturing drafting") as advance:
         for rows, drawn in cases:
             for adapter in sorted({0, min(1, limits.adapters)}):
@@ -84,24 +82,6 @@ def capture_drafting(drafter: TreeDrafter[Any], runner: ModelRunner, capture: Ca
                     capture, dummy_draft_rows(cache, rows, DRAFTED_CONTEXT, shape, adapter=adapter), drawn=drawn
                 )
             advance()
-
-
-class KeptSearch:
-    """A search whose nodes lie outside of the graphs' memory, which the pass that follows overwrites.
-
-    All graphs share theirs. The first call is that of the most rows.
-    """
-
-    def __init__(self, drafter: TreeDrafter[Any]) -> None:
-        self._drafter = drafter
-        self._memory: SearchedNodes | None = None
-
-    def __call__(self, levels: DraftLevels, roots: Tensor) -> SearchedNodes:
-        """See `TreeDrafter.search_nodes`."""
-        found = self._drafter.search_nodes(levels, roots)
-        if self._memory is None:
-            self._memory = found.like()
-        return found.copied_to(self._memory)
 
 
 def draft_probs_buffer(drafter: TreeDrafter[Any], rows: int) -> Tensor:

@@ -84,16 +84,19 @@ class ModelRunner:
         self.head = head
         self.one_call = self._one_call()
 
-    def forward(self, parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
+    def forward(self, parts: Sequence[TreeRow], trees: DraftTrees, tokens: Tensor | None = None) -> Tensor:
         """Return logits `[sum of (num_scored + nodes), vocab_size]`; store keys, values and features in the cache.
 
         A stage before the last sends its output to the next one, and has no logits.
+
+        Args:
+            tokens: int64 `[rows]`, on the device: tokens of rows of one token each, which the host does not know.
         """
         before_layer = self._layer_transfers()
         if self.one_call is not None:
             return self.one_call(parts, trees.read(), before_layer)
         groups = micro_batches(parts, trees, self.model.num_stages)
-        states = [self._scored_states(*group, before_layer) for group in groups]
+        states = [self._scored_states(*group, before_layer, tokens) for group in groups]
         self.model.flush()
         rows = states[0] if len(states) == 1 else torch.cat(states)
         if not len(rows):
@@ -115,7 +118,13 @@ class ModelRunner:
 
         return before_layer
 
-    def _scored_states(self, parts: Sequence[TreeRow], trees: DraftTrees, before_layer: BeforeLayer | None) -> Tensor:
+    def _scored_states(
+        self,
+        parts: Sequence[TreeRow],
+        trees: DraftTrees,
+        before_layer: BeforeLayer | None,
+        tokens: Tensor | None = None,
+    ) -> Tensor:
         """Run the decoder on rows; return what logits are made of, `[sum of (num_scored + nodes), hidden_size]`."""
         packet = Packet(self.cache.target.device)
         # A graph is replayed as a whole.
@@ -127,6 +136,8 @@ class ModelRunner:
             packed = graphs.pack(packet, parts, trees)
             run = graphs.pass_of(packed, packet)
         packet.send()
+        if tokens is not None:
+            packed.batch.tokens[: len(tokens)].copy_(tokens)
         batch = packed.complete()
         features = run(batch)
         wanted = batch.logit_rows

@@ -23,6 +23,8 @@ class StepOrder(NamedTuple):
         sampled: indices of the rows after which a token is sampled.
         moves: block moves that precede the pass. The worker empties the list once they are made.
         needs_logits: whether the outcome holds the logits.
+        is_launched: whether the pass was launched behind the step before.
+        followed: rows whose next token's pass is launched behind this step. All rows are sampled then.
     """
 
     parts: list[TreeRow]
@@ -31,6 +33,8 @@ class StepOrder(NamedTuple):
     sampled: list[int]
     moves: list[BlockMove]
     needs_logits: bool
+    is_launched: bool = False
+    followed: Sequence[int] = ()
 
 
 class StepOutcome(NamedTuple):

@@ -9,15 +9,16 @@ from torch import Tensor
 
 from specdec.cache.kv_cache import KVCache
 from specdec.draft_heads.drafting.chained_trees import add_chains
-from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
+from specdec.draft_heads.drafting.drafter import DraftAhead, Drafter, DraftRow
 from specdec.draft_heads.drafting.structured_drafts import without_forbidden
 from specdec.execution.accepted_moves import AcceptedMoves
 from specdec.execution.device_clock import Mark, mark
 from specdec.execution.model_runner import ModelRunner
 from specdec.execution.step_order import StepOrder, StepOutcome
-from specdec.kernels.types.draft_trees import DraftTrees, PreparedWalk
+from specdec.kernels.types.draft_trees import DraftTrees, HostTrees, PreparedWalk, WalkOutcome
 from specdec.kernels.types.types import Acceptance
-from specdec.kernels.types.upload import Packet
+from specdec.kernels.types.upload import Packet, upload
+from specdec.verify.sampling import Context
 from specdec.verify.tree_batch import slots_of
 from specdec.verify.verifier import Verifier
 
@@ -39,6 +40,34 @@ class DraftedStep(NamedTuple):
     drafting: list[tuple[Mark, Mark]]
 
 
+class PassAhead(NamedTuple):
+    """A pass over the tokens that a step brings, launched behind it.
+
+    Attributes:
+        rows: places of its rows by the identity of their requests' tokens.
+        contexts: of these rows, which keeps the tokens alive.
+        logits: `[rows, vocab_size]`.
+    """
+
+    rows: dict[int, int]
+    contexts: list[Context]
+    logits: Tensor
+
+    def logits_of(self, contexts: Sequence[Context]) -> Tensor:
+        """Return the logits of rows that have not ended."""
+        places = [self.rows[id(context.token_ids)] for context in contexts]
+        if places == list(range(len(self.rows))):
+            return self.logits
+        return self.logits.index_select(0, upload(places, self.logits.device))
+
+
+class _Ahead(NamedTuple):
+    """What will draft for the coming step: places of its rows among the sampled ones, and the drafting itself."""
+
+    rows: list[int]
+    draft: DraftAhead
+
+
 class Worker:
     """Model, cache, drafter and verifier of one process. It is given rows and knows no requests.
 
@@ -58,20 +87,29 @@ class Worker:
         self._logits: Tensor | None = None
         self._walk: PreparedWalk | None = None
         self._moves: AcceptedMoves | None = None
+        self._prepared: _Ahead | None = None
+        # When drafting ahead for the coming step began and ended.
+        self._drafting: list[tuple[Mark, Mark]] = []
+        self._next: PassAhead | None = None
 
     @property
     def cache(self) -> KVCache:
         return self.runner.cache
 
+    def go_on_from(self, other: "Worker") -> None:
+        """Take over the pass that another worker over the same cache has launched ahead. Drafts are drafted anew."""
+        self._next = other._next
+
     def draft(self, order: StepOrder) -> DraftTrees:
         """Move blocks and draft; return the trees of the rows. The caller is in inference mode."""
         self.move_blocks(order)
         drafts, late = _split(order)
+        before, self._drafting = self._drafting, []
         start = mark(self.device)
         drafted = self.drafter.propose(drafts)
         chained = add_chains(drafted, order.chains, self.device)
         trees = without_forbidden(chained, [row.context for row in order.drafts])
-        self._drafted = DraftedStep(order, trees, late, [(start, mark(self.device))])
+        self._drafted = DraftedStep(order, trees, late, [*before, (start, mark(self.device))])
         return trees
 
     def move_blocks(self, order: StepOrder) -> None:
@@ -83,7 +121,12 @@ class Worker:
         """Launch the forward pass of the step that was drafted, and what the drafter reads behind it."""
         assert self._drafted is not None, "no step was drafted"
         order, trees, late, drafting = self._drafted
-        self._logits = self.runner.forward(order.parts, trees)
+        launched, self._next = self._next, None
+        if order.is_launched:
+            assert launched is not None, "no pass was launched ahead"
+            self._logits = launched.logits_of([row.context for row in order.drafts])
+        else:
+            self._logits = self.runner.forward(order.parts, trees)
         # A device is busy with the pass meanwhile.
         packet = Packet(self.device)
         self._walk = self.prepare_walk(order, trees, packet)
@@ -98,17 +141,27 @@ class Worker:
         assert self._drafted is not None, "no step was drafted"
         assert self._logits is not None, "no step was launched"
         (order, trees, _, drafting), logits, walk, moves = self._drafted, self._logits, self._walk, self._moves
-        self._drafted = self._logits = self._walk = self._moves = None
+        prepared = self._prepared
+        self._drafted = self._logits = self._walk = self._moves = self._prepared = None
         acceptances = list[Acceptance]()
         if walk is not None:
             outcome = walk(_sampled_logits(order, trees, logits))
-            is_moved = moves is not None and outcome.walk is not None
-            if moves is not None and outcome.walk is not None:
-                # The device makes them while the outcome is on its way.
-                moves.make(outcome.walk)
+            ahead = None
+            # The device goes on while the outcome is on its way, and while the host plans the coming step.
+            if outcome.walk is not None:
+                if moves is not None:
+                    moves.make(outcome.walk)
+                if prepared is not None:
+                    start = mark(self.device)
+                    ahead = prepared.draft(outcome.walk)
+                    self._drafting = [(start, mark(self.device))]
+            if order.followed:
+                self._next = self._launch_next(order, outcome)
             acceptances = outcome.read()
-            if not is_moved:
+            if moves is None or outcome.walk is None:
                 self.move_accepted(order, acceptances)
+            if prepared is not None and ahead is not None:
+                ahead.learn([acceptances[row] for row in prepared.rows])
         whole = self.runner.model.whole(logits) if order.needs_logits else None
         return StepOutcome(trees.read(), acceptances, whole, drafting, {})
 
@@ -126,7 +179,37 @@ class Worker:
         parts = [order.parts[row] for row in sampled]
         if any(own.sizes) and self.cache.kernels.on_device:
             self._moves = AcceptedMoves(self.cache, parts, own, packet)
+            self._prepared = self._prepare_ahead(order, own, packet)
         return self.verifier.prepare(own, [order.drafts[row].context for row in sampled], packet)
+
+    def _launch_next(self, order: StepOrder, outcome: WalkOutcome) -> PassAhead:
+        """Launch the pass over the tokens that a step without drafts brings to some of its rows."""
+        rows, tokens = order.followed, outcome.next_tokens
+        brought = [0] * len(rows)
+        if tokens is None:
+            acceptances = outcome.read()
+            brought = [max(acceptances[row].next_token, 0) for row in rows]
+        else:
+            own = tokens if len(rows) == len(tokens) else tokens.index_select(0, upload(rows, tokens.device))
+            # Where no token can follow, the request ends.
+            tokens = own.clamp_min(0)
+        parts = [
+            part._replace(tokens=[token], num_cached=part.num_cached + 1, num_scored=1)
+            for token, part in zip(brought, (order.parts[row] for row in rows), strict=True)
+        ]
+        logits = self.runner.forward(parts, HostTrees.empty(len(rows)), tokens)
+        contexts = [order.drafts[row].context for row in rows]
+        return PassAhead({id(one.token_ids): place for place, one in enumerate(contexts)}, contexts, logits)
+
+    def _prepare_ahead(self, order: StepOrder, own: DraftTrees, packet: Packet) -> _Ahead | None:
+        """Return what drafts the next trees of the rows that have trees in this step; None if none can be."""
+        places = [place for place, size in enumerate(own.sizes) if size]
+        rows = [order.drafts[order.sampled[place]] for place in places]
+        found = self.drafter.prepare_ahead(rows, own, places, packet)
+        if found is None:
+            return None
+        kept, draft = found
+        return _Ahead([places[k] for k in kept], draft)
 
     def move_accepted(self, order: StepOrder, acceptances: Sequence[Acceptance]) -> None:
         """Move cache entries of accepted nodes that do not lie behind their chain yet to there."""

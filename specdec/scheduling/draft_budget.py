@@ -26,6 +26,7 @@ class DraftBudget:
             of drawn nodes and others, so a row has either these or chains, whichever are worth more.
         reads_prompts: whether the draft head reads each part of a prompt in the step that computes it, rather than
             when it first drafts.
+        follows: whether a row with a tree has entries for the next one too.
     """
 
     shape: DraftShape
@@ -34,8 +35,14 @@ class DraftBudget:
     tree_sizer: TreeSizer | None = None
     draws: bool = False
     reads_prompts: bool = False
+    follows: bool = False
     # Bounds of the requests of the step that is being planned.
     _bounds: dict[Request, DraftableRow] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def slots(self) -> int:
+        """Cache entries that a row with the largest tree takes behind its known tokens."""
+        return self.shape.slots_ahead if self.follows else self.shape.slots
 
     def size(self, decoding: Sequence[Request], *, mixed: bool = False) -> TreeSize:
         """Choose the trees of requests that compute one known token each.
@@ -56,6 +63,12 @@ class DraftBudget:
             if request.may_draft:
                 bounds[request] = self._draftable(request)
         return sizer.size(len(decoding), len(decoding), list(bounds.values()), mixed=mixed)
+
+    def stays_plain(self, sampled: int) -> bool:
+        """Return whether the step after this one drafts nothing, if it has as many rows that yield a token."""
+        if not self.context:
+            return True
+        return self.tree_sizer is not None and self.tree_sizer.stays_plain(sampled)
 
     def _draftable(self, request: Request) -> DraftableRow:
         """Return the request with the bounds of its tree in the coming step."""
@@ -184,6 +197,8 @@ class DraftBudget:
         depth = bound.depth if bound.depth < left else left
         # While drafting, the nodes expanded at each level but the last have slots too.
         scratch = self.shape.scratch(depth) if drafted else 0
+        if drafted and self.follows:
+            scratch = self.shape.slots_ahead
         nodes, end = drafted + chained, request.num_cached + 1
         free = manager.extend(request, end + (nodes if nodes > scratch else scratch)) - end
         if drafted and not self.shape.depth_within(free, depth):

@@ -51,12 +51,15 @@ class Scheduler:
         rank_values: values of draft nodes by rank, as measured before.
         draws: see `DraftBudget.draws`.
         reads_prompts: see `DraftBudget.reads_prompts`.
+        follows: whether a row has entries for two trees, the second of which is drafted ahead; see `DraftsAhead`.
+        passes_ahead: whether the pass of a plain step may be launched behind the step before; see `StepPlan.followed`.
         connector: loads and stores blocks beyond the cache; None for none.
         share: returns the value of each rank for one of this rank; see `Ranks.share`.
         max_choice_nodes: limit of the nodes of a tree of choices, from the kernels.
 
     Attributes:
         max_choice_nodes: the same, as far as steps have tokens for them.
+        follows: as given.
         running, waiting: requests with and without a seat, in order of rank; only the queues change them.
     """
 
@@ -72,6 +75,8 @@ class Scheduler:
         *,
         draws: bool = False,
         reads_prompts: bool = False,
+        follows: bool = False,
+        passes_ahead: bool = False,
         connector: KVConnector | None = None,
         share: Callable[[Any], list[Any]] = lambda value: [value],
         max_choice_nodes: int = MOST_NODES,
@@ -89,12 +94,17 @@ class Scheduler:
             most_read = config.max_num_batched_tokens + config.max_num_seqs
             if step_cost is not None and config.adaptive_drafts:
                 self.tree_sizer = TreeSizer(step_cost, shape, prior=rank_values)
-            self.draft_budget = DraftBudget(shape, draft_context, most_read, self.tree_sizer, draws, reads_prompts)
+            self.draft_budget = DraftBudget(
+                shape, draft_context, most_read, self.tree_sizer, draws, reads_prompts, follows
+            )
         self.queues = RequestQueues(config.scheduling_policy)
         self.running, self.waiting = self.queues.running, self.queues.waiting
         self.planner = StepPlanner(self.queues, manager, config, preemption_cost or PreemptionCost(), connector)
         self._stats = EngineStats()
         self._in_flight: list[PlannedRow] = []
+        self._passes_ahead = passes_ahead and connector is None
+        self.follows = follows
+        self._followed: list[Request] = []
 
     def free_seats(self, leaving: Collection[Request] = ()) -> int:
         """Return how many requests could run besides the running ones that are not `leaving`."""
@@ -173,6 +183,8 @@ class Scheduler:
             clock: the only time on which the plan depends, in seconds; None for that of the monotonic clock.
         """
         assert not self._in_flight, "the last step has not ended"
+        if self._followed and (plan := self._launched_plan()).rows:
+            return plan
         if self.connector is not None:
             self.connector.begin_step(time.monotonic() if clock is None else clock)
             for rank, output in enumerate(self._share(self.connector.get_finished())):
@@ -199,7 +211,43 @@ class Scheduler:
             plan.moves = self.manager.take_moves()
             self._in_flight = step.rows
             stats.count_step(known, most - step.tokens)
+            self._follow(plan)
         return plan
+
+    def _launched_plan(self) -> StepPlan:
+        """Return the step whose pass is launched, of the requests that have not ended. Others wait for the next one."""
+        followed, self._followed = self._followed, []
+        rows = [PlannedRow(request, 1, sampled=True) for request in followed if not request.finished]
+        self._stats.passes_wasted += len(followed) - len(rows)
+        plan = StepPlan(rows, is_launched=True)
+        if rows:
+            self._in_flight = rows
+            self._stats.count_step(len(rows), len(rows))
+            if self.tree_sizer is not None:
+                self.tree_sizer.goes_on_plainly(len(rows))
+            self._follow(plan)
+        return plan
+
+    def _follow(self, plan: StepPlan) -> None:
+        """Have the pass of the next step launched behind this one, if that step has the same rows and no drafts.
+
+        A request that comes meanwhile waits for the step after that, as it would if it came a step later.
+        """
+        if not self._passes_ahead or self.waiting or len(plan.rows) != len(self.running) or self.manager.moves:
+            return
+        drafts = self.draft_budget is not None and not self.draft_budget.stays_plain(len(plan.rows))
+        followed = []
+        for row in plan.rows:
+            request = row.request
+            if row.num_known > 1 or not row.sampled or row.num_nodes or row.num_chained or not request.may_follow:
+                return
+            if (drafts or request.chain_sources) and request.params.speculation.enabled and request.drafts_enabled:
+                return
+            # A request that has its last token with this step needs no other.
+            if len(request.token_ids) + 1 < request.max_length:
+                followed.append(request)
+        if all(self.manager.extend(one, one.num_cached + 2) >= one.num_cached + 2 for one in followed):
+            plan.followed = self._followed = followed
 
     def _prompt_tokens(self, decoding: int, size: TreeSize) -> int:
         """Return how many prompt tokens fit beside `decoding` requests that have trees of this size."""
@@ -213,7 +261,7 @@ class Scheduler:
 
     def blocks_with_drafts(self, request: Request) -> int:
         """Return how many blocks the request would have with the largest tree."""
-        slots = 0 if self.draft_budget is None else self.draft_budget.shape.slots
+        slots = 0 if self.draft_budget is None else self.draft_budget.slots
         return self.manager.blocks_for(len(request.token_ids) + slots)
 
     def upcoming_blocks(self, plan: StepPlan) -> list[PublishedBlock]:
@@ -250,7 +298,7 @@ class Scheduler:
 
     def cancel(self, plan: StepPlan) -> None:
         """End a step that failed; its requests stay as they were, and copies of their blocks that it has begun end."""
-        self._in_flight = []
+        self._in_flight, self._followed = [], []
         for row in plan.rows:
             del row.request.logprobs[row.request.num_output :]
             if row.request.finished:

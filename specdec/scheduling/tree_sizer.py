@@ -105,10 +105,14 @@ class TreeSizer:
             sampled: rows that yield a token, none of them with chains.
             mixed: whether the step may compute prompts too.
         """
-        if self._steps < self._plain_until and self._load is not None and sampled == self._load[0]:
+        if self.stays_plain(sampled):
             self._steps += 1
             return True
         return not self._begins(sampled) and self._waits(sampled, mixed=mixed)
+
+    def stays_plain(self, sampled: int) -> bool:
+        """Return whether the coming step is one of a run of plain ones, if it has as many rows that yield a token."""
+        return self._steps < self._plain_until and self._load is not None and sampled == self._load[0]
 
     def _begins(self, sampled: int) -> bool:
         """Return whether a single row has one of the first trees."""

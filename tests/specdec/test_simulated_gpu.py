@@ -183,7 +183,10 @@ def test_adapters_on_a_device(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp
         llm.add_lora(adapter)
         before = len(gpu.waits)
         assert drafted(llm, params, adapter) == expected
-        assert set(gpu.waits[before:]) == {"specdec.kernels.types.upload: synchronize of an event", "specdec.engine.tree_trace: tolist"}
+        assert set(gpu.waits[before:]) == {
+            "specdec.kernels.types.upload: synchronize of an event",
+            "specdec.engine.tree_trace: tolist",
+        }
         assert run(llm, params) == without
         graphs, drafting = llm.engine.worker.runner.graphs, graphs_of_drafting(llm)
         assert graphs is not None

@@ -170,7 +170,7 @@ def test_trees_of_a_small_model_are_those_of_plain_torch(folder: Path, window: d
             trees += proposed.read()
             return proposed
 
-        llm.engine.worker.drafter = SimpleNamespace(propose=propose)
+        llm.engine.worker.drafter = SimpleNamespace(propose=propose, prepare_ahead=drafter.prepare_ahead)
         outputs = llm.generate(prompts, params, use_tqdm=False)
         found.append(([output.token_ids for output in outputs], trees))
         assert sum(map(len, trees)) > 10

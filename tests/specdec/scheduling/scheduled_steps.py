@@ -21,9 +21,10 @@ TREE = DraftShape(depth=3, branching=2, nodes=6)
 def make(blocks: int = 100, host: int = 0, shape: DraftShape | None = None, **limits: Any) -> Scheduler:
     """Make a scheduler with blocks of four."""
     cost, draft_context = limits.pop("cost", None), limits.pop("draft_context", sys.maxsize)
-    step_cost = limits.pop("step_cost", None)
+    step_cost, ahead = limits.pop("step_cost", None), limits.pop("passes_ahead", False)
     config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 16, "watermark": 0.0, **limits})
-    scheduler = Scheduler(KVCacheManager(blocks, 4, host), config, shape, cost, draft_context, step_cost)
+    manager = KVCacheManager(blocks, 4, host)
+    scheduler = Scheduler(manager, config, shape, cost, draft_context, step_cost, passes_ahead=ahead)
     if scheduler.tree_sizer is not None:
         # As if the first trees had been verified.
         scheduler.tree_sizer.num_first = 0

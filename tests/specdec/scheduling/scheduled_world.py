@@ -52,6 +52,8 @@ class Case(NamedTuple):
     reads_prompts: bool
     # Entries that later rows read.
     kept: KeptEntries
+    # Whether trees and passes are launched behind the step before.
+    ahead: bool = False
 
     def step_cost(self) -> StepCost | None:
         if self.prices is None:
@@ -80,6 +82,7 @@ def cases(draw: st.DrawFn, max_seats: int = 4, max_blocks: int = 10, connectors:
         caching=caching,
         connector=draw(st.none() | connector) if connectors and caching else None,
         reads_prompts=draw(st.booleans()),
+        ahead=draw(st.booleans()),
         kept=draw(
             st.builds(KeptEntries, st.sampled_from([0, 0, 3, 5, 8]), st.sampled_from([0, 1, 2, 4, 7])).map(fitted)
         ),
@@ -116,7 +119,14 @@ class World:
         )
         self.connector = None if case.connector is None else FakeConnector(self.manager, *case.connector)
         args = (case.config, case.shape, case.cost, case.draft_context, case.step_cost())
-        self.scheduler = Scheduler(self.manager, *args, reads_prompts=case.reads_prompts, connector=self.connector)
+        self.scheduler = Scheduler(
+            self.manager,
+            *args,
+            reads_prompts=case.reads_prompts,
+            follows=case.ahead,
+            passes_ahead=case.ahead,
+            connector=self.connector,
+        )
         self.memory = FakeMemory(self.manager)
         if self.connector is not None:
             self.connector.memory = self.memory
@@ -168,7 +178,7 @@ class World:
 
     def make_beam(self, request: Request) -> None:
         self.beams.add(request)
-        request.cached_samples, request.drafts_enabled = {}, False
+        request.cached_samples, request.drafts_enabled, request.may_follow = {}, False, False
 
     def fork(self, parent: Request, tokens: Sequence[int]) -> None:
         """Children that go on otherwise after what the parent has in the cache; then it ends, as a beam does."""
@@ -199,7 +209,9 @@ class World:
         # Those that wait for their blocks are passed over.
         late = self.scheduler.queues.waiting_for_kv
         asked = [request for request in queued if request not in late]
-        self.check_plan(plan, min(asked, key=lambda request: request.rank, default=None))
+        first = min(asked, key=lambda request: request.rank, default=None)
+        # Those that came behind the launch of a step wait for the next one.
+        self.check_plan(plan, None if plan.is_launched else first)
         # Not even one that was preempted: a beam would be scored again.
         assert scored.isdisjoint(row.request for row in plan.rows)
         if self.connector is not None and plan.rows:
@@ -210,19 +222,24 @@ class World:
         if plan.rows:
             self.check_memory()
         for row in plan.rows:
-            self.write(row)
+            self.write(row, plan.is_launched)
         if self.connector is not None and plan.rows:
             self.connector.save_kv_layer(0)
         return plan
 
-    def write(self, row: PlannedRow) -> None:
-        """Known tokens; and junk wherever drafts may come, of the head even behind the row's own bounds."""
+    def write(self, row: PlannedRow, is_launched: bool) -> None:
+        """Known tokens; and junk wherever drafts may come, of the head even behind the row's own bounds.
+
+        Args:
+            is_launched: whether the pass has written what it writes.
+        """
         request, size = row.request, self.case.size
         end, room = request.num_cached + row.num_known, len(request.block_table) * size
         for place in range(request.num_cached // size, -(-(room if row.num_nodes else end) // size)):
             assert self.manager.pool.is_private(request.block_table[place])
         self.memory.write(request, request.num_draft_cached, row.draft_prefill_end, head=True)
-        self.memory.write(request, request.num_cached, end)
+        if not is_launched:
+            self.memory.write(request, request.num_cached, end)
         if row.num_nodes:
             self.memory.write(request, end, room, head=True, content="draft")
             self.memory.write(request, end, end + row.num_nodes, content="draft")
@@ -247,6 +264,7 @@ class World:
             assert first in scheduler.running
             assert first in requests or first.num_uncached_tokens == 0
         assert rows or all(request in self.beams for request in scheduler.running)
+        assert not plan.followed or len(rows) == len(scheduler.running)
         assert rows or scheduler.running or not scheduler.waiting
         for row in rows:
             self.check_row(row)
@@ -283,7 +301,9 @@ class World:
 
     def end(self, plan: StepPlan, chance: random.Random) -> None:
         """The rest of the step: accepted drafts move behind their chain, tokens are appended, beams fork."""
-        self.scheduler.update(plan, [self.verify(row, chance) for row in plan.rows])
+        results = [self.verify(row, chance) for row in plan.rows]
+        self.follow(plan)
+        self.scheduler.update(plan, results)
         if self.connector is not None:
             self.connector.wait_for_save(self.connector.build_connector_meta(self.manager.take_published()))
         for beam in self.beams:
@@ -296,6 +316,14 @@ class World:
                 self.scheduler.abort(beam)
             elif chance.random() < 0.6:
                 self.fork(beam, [chance.choice([0, 1]) for _ in range(chance.choice([1, 1, 1, 1, 2, 3]))])
+
+    def follow(self, plan: StepPlan) -> None:
+        """The pass of the next step writes the entry of each new token; of a request that ended, any."""
+        for request in plan.followed:
+            entry = request.num_cached + 1
+            assert self.manager.pool.is_private(request.block_table[entry // self.case.size])
+            content = None if len(request.token_ids) > entry else "followed"
+            self.memory.write(request, entry, entry + 1, content=content)
 
     def learn(self, plan: StepPlan, chance: random.Random) -> None:
         """Any costs, and any outcome."""

@@ -1,0 +1,99 @@
+"""Trees of the coming step, which a device drafts behind the verification of this one, before the host knows it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.types import Acceptance, Walk
+from specdec.kernels.types.upload import Packet
+
+
+class NewTokens(NamedTuple):
+    """What a step brings to some of its rows, as the device knows it.
+
+    Attributes:
+        tokens: int64 `[rows, most]`, the accepted drafts, then the target's own; of no meaning behind it.
+        accepted: int64 `[rows]`, number of accepted drafts.
+    """
+
+    tokens: Tensor
+    accepted: Tensor
+
+    @property
+    def last(self) -> Tensor:
+        """The target's own token of each row, int64 `[rows, 1]`."""
+        return self.tokens.gather(1, self.accepted[:, None])
+
+
+def new_tokens(trees: DraftTrees, rows: Sequence[int], most: int, packet: Packet) -> Callable[[Walk], NewTokens]:
+    """Return what returns the new tokens of some rows of a walk, once the packet is sent.
+
+    Args:
+        trees: that are walked, at most `most - 1` levels deep.
+        rows: places of the rows.
+    """
+    nodes, starts, end = trees.nodes(packet), list[int](), 0
+    for size in trees.sizes:
+        starts.append(end)
+        end += size
+    # An empty tree may be the last one.
+    first = packet.add([[min(starts[row], end - 1)] for row in rows])
+    chosen = None if list(rows) == list(range(len(starts))) else packet.add(rows)
+
+    def found(walk: Walk) -> NewTokens:
+        own = walk if chosen is None else Walk(*(part.index_select(0, chosen) for part in walk))
+        tokens = nodes().tokens[own.paths.clamp_min(0) + first]
+        tokens = pad(tokens, (0, most - tokens.shape[1]))
+        # Where no token can follow, the request ends.
+        tokens.scatter_(1, own.lengths[:, None], own.next_tokens.clamp_min(0)[:, None])
+        return NewTokens(tokens, own.lengths)
+
+    return found
+
+
+class LoopAhead(NamedTuple):
+    """The candidates of some rows' trees.
+
+    Attributes:
+        places: of the rows among those that were drafted for.
+        drawn: whether the trees are drawn.
+        grown: what the loop over levels has returned, valid until the device runs another graph.
+    """
+
+    places: Sequence[int]
+    drawn: bool
+    grown: Any
+
+
+class DraftsAhead:
+    """Candidates for the trees of the coming step. How large these are is decided with it.
+
+    The tokens are those that the step before brings, so they are of use to the step after it alone, and to rows that
+    have just these tokens then.
+
+    Args:
+        rows: the rows of the step before.
+    """
+
+    def __init__(self, rows: Sequence[DraftRow], loops: Sequence[LoopAhead]) -> None:
+        self.loops = loops
+        self._rows = [(row.token_ids, len(row.token_ids)) for row in rows]
+        self._known: dict[int, tuple[int, int]] = {}
+
+    def learn(self, acceptances: Sequence[Acceptance]) -> None:
+        """Learn what the step has brought to each row."""
+        for place, ((tokens, known), outcome) in enumerate(zip(self._rows, acceptances, strict=True)):
+            self._known[id(tokens)] = place, known + len(outcome.path) + 1
+
+    def places_of(self, rows: Sequence[DraftRow]) -> dict[int, int]:
+        """Return the places here of rows that ask for a tree and have one."""
+        places = {}
+        for i, row in enumerate(rows):
+            place, known = self._known.get(id(row.token_ids), (0, 0))
+            if row.drafts and known == len(row.token_ids) and row.num_draft_cached >= self._rows[place][1]:
+                places[i] = place
+        return places

@@ -1,0 +1,138 @@
+"""Trees drafted behind the verification of the step before, on a simulated GPU: they are those of the step itself."""
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from specdec import LLM, SamplingParams
+from specdec.core.request import Request
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.drafts_ahead import DraftsAhead
+from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
+from specdec.kernels.types.upload import Download
+from specdec.scheduling.draft_budget import DraftBudget
+from specdec.scheduling.step_cost import PreemptionCost
+from specdec.scheduling.tree_sizer import TreeSize
+from tests.fakes import save_random_block, save_random_eagle3, save_random_llama, save_shallow_llama
+from tests.profiles import by_day
+from tests.simulated_gpu import GPU, SimulatedGPU, simulated_gpu
+from tests.triton_interpreter import grid_seed
+
+pytestmark = pytest.mark.slow
+
+SHAPE = DraftShape(3, 2, 6)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ahead")
+    target = save_random_llama(folder / "target", head_dim=16)
+    save_shallow_llama(folder / "small", target)
+    save_random_eagle3(folder / "head3", head_dim=16)
+    save_random_block(folder / "dspark", "dspark", head_dim=16, num_hidden_layers=1)
+    return folder
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
+    patched = Mock(return_value=PreemptionCost(1.0, 0.0))
+    monkeypatch.setattr("specdec.building.engine_builder.measure_preemption_cost", patched)
+    with simulated_gpu(monkeypatch) as gpu:
+        yield gpu
+
+
+# Head, acceptance rule, whether each step's trees are of a drawn size, and whether n-grams draft too.
+CASES = [
+    ("head3", "rejection", True, False),
+    ("dspark", "coupled", True, False),
+    ("head3", "coupled", True, False),
+    ("head3", "coupled", False, True),
+    ("dspark", "rejection", False, False),
+    ("small", "coupled", False, False),
+]
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(("head", "rule", "sized", "chained"), by_day(CASES, 2))
+def test_trees_are_those_that_the_step_would_draft(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, head: str, rule: str, sized: bool, chained: bool
+) -> None:
+    taken, places_of = list[int](), DraftsAhead.places_of
+
+    def counted(self: DraftsAhead, rows: Any) -> dict[int, int]:
+        places = places_of(self, rows)
+        taken.append(len(places))
+        return places
+
+    monkeypatch.setattr(DraftsAhead, "places_of", counted)
+    draft = f"{folder / head},ngram" if chained else str(folder / head)
+    ahead = steps_of(load(folder, draft, rule), sized, monkeypatch)
+    assert sum(taken) > 5
+    # Of rows that ended, or that asked for no tree.
+    assert len(taken) < sum(1 for trees, _ in ahead if trees) or not sized
+    taken.clear()
+    monkeypatch.setattr(TreeDrafter, "prepare_ahead", lambda *_: None)
+    assert ahead == steps_of(load(folder, draft, rule), sized, monkeypatch)
+    assert not taken
+
+
+def load(folder: Path, draft: str, rule: str) -> LLM:
+    return LLM(
+        folder / "target",
+        draft,
+        device="cuda",
+        dtype="float32",
+        verify=rule,
+        shape=SHAPE,
+        adaptive_drafts=False,
+        prefill_stretch=0,
+        max_model_len=48,
+        max_num_seqs=2,
+        block_size=8,
+        kv_cache_memory=1 << 18,
+    )
+
+
+def steps_of(llm: LLM, sized: bool, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the trees and outcomes of each step, of requests that come and go."""
+    chance, steps, finish = random.Random(grid_seed()), list[Any](), llm.engine.worker.finish
+
+    def watched() -> Any:
+        outcome = finish()
+        steps.append(([(tree.tokens, tree.parents) for tree in outcome.trees], outcome.acceptances))
+        return outcome
+
+    def drawn_size(_: DraftBudget, decoding: Sequence[Request], *, mixed: bool = False) -> TreeSize:  # noqa: ARG001
+        return TreeSize(chance.randrange(SHAPE.nodes + 1), len(decoding))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.worker, "finish", watched)
+        if sized:
+            patch.setattr(DraftBudget, "size", drawn_size)
+        for index in range(4):
+            params = SamplingParams(
+                temperature=chance.choice([0.0, 0.8]), seed=index, max_tokens=chance.randrange(4, 12), ignore_eos=True
+            )
+            prompt = [chance.randrange(3, 60) for _ in range(chance.randrange(2, 9))]
+            for request in llm.new_group(prompt, params).requests:
+                llm.engine.add_request(request)
+            for _ in range(chance.randrange(3)):
+                llm.engine.step()
+        while llm.engine.has_unfinished:
+            llm.engine.step()
+    return steps
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_host_waits_for_what_was_asked_before_alone() -> None:
+    with torch.cuda.device(GPU):
+        first = Download([torch.tensor([1, 2], device=GPU), torch.tensor([[3]], device=GPU)])
+        second = Download([torch.tensor([4], device=GPU)])
+        assert first.read() == [[1, 2], [3]]
+        assert second._numbers.tolist() != [4]
+        assert second.read() == [[4]]
