@@ -224,7 +224,7 @@ def request_of(chance: random.Random, index: int, sizes: Sizes) -> Request:
 
 
 def step_times(engine: Any, count: int) -> list[float]:
-    """Return the seconds between the ends of steps: the device may work ahead of the host, which waits in no other way."""
+    """Return the seconds between the ends of steps, in which the device may work ahead of the host."""
     engine.step()
     times, last = list[float](), time.perf_counter()
     for _ in range(count):

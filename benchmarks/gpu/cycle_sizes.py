@@ -66,7 +66,7 @@ class Sizes:
     @property
     def longest(self) -> int:
         """Tokens that a request may come to while it is timed twice."""
-        return self.context + (STEPS_BEFORE + 2 * self.steps + 2) * (1 + self.shape[0])
+        return self.context + (STEPS_BEFORE + 2 * self.steps + 3) * (1 + self.shape[0])
 
 
 FULL = Sizes(LLAMA_8B, torch.bfloat16, (1, 8, 32), 1024, (6, 10, 60), (0, 2, 4), 3, 12, 24, (2, 16, 29), 32000)

@@ -64,7 +64,6 @@ class DraftLevels:
     adapters: Sequence[int] = ()
     adapted: AdapterRows | None = None
     image: Tensor | None = None
-    _bits: Tensor | None = None
     _wide: tuple[NoiseRows, RowSampling | None] | None = None
     _places: "_Places | None" = None
     # Entries before a tree, which all of its nodes see.
@@ -166,7 +165,7 @@ class DraftLevels:
 
     def restart(self) -> None:
         """Start over from the roots."""
-        self._bits = self._wide = self._places = self._seen = None
+        self._wide = self._places = self._seen = None
 
     def noise_at(self, level: int) -> NoiseRows:
         """Return the noise of each node of a level; the roots are level 0."""
@@ -205,17 +204,9 @@ class DraftLevels:
         return self._wide
 
     def ragged(self, frontier: Frontier, level: int) -> RaggedRows:
-        """Return what the nodes expanded at `level` see; to be called for levels 1, 2, … in order."""
-        num_rows, width = frontier.tokens.shape
-        bits = frontier.ancestors
-        if bits is None:
-            # Of drawn trees.
-            bits = self.own_bits[level - 1][None].expand(num_rows, -1, -1)
-            if self._bits is not None:
-                words = bits.shape[-1]
-                bits = self._bits.gather(1, frontier.parents[:, :, None].expand(-1, -1, words)) | bits
-            self._bits = bits
-        rows = self._seeing(level, bits.reshape(num_rows * width, -1).contiguous())
+        """Return what the nodes expanded at `level` see."""
+        assert frontier.ancestors is not None
+        rows = self._seeing(level, frontier.ancestors.flatten(0, 1).contiguous())
         for heads, plans in self.plans.items():
             rows.plans[heads] = plans[level - 1]
         rows.plans[ADAPTED] = self.adapted

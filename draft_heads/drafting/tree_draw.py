@@ -12,8 +12,8 @@ from specdec.draft_heads.drafting.tree_search import TreeLevels
 from specdec.kernels.types.device_trees import NO_PROBS, DeviceNodes, DeviceTrees, NodeColumns
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import ROOT, DraftTree
-from specdec.kernels.types.tree_search import Frontier
-from specdec.kernels.types.types import DraftProbs
+from specdec.kernels.types.tree_search import Frontier, SearchKernels
+from specdec.kernels.types.types import DraftProbs, TopK
 
 
 class DrawSizes(NamedTuple):
@@ -51,15 +51,18 @@ class TreeDraw(TreeLevels):
     Args:
         sizes: children per node and nodes per level.
         depth: most levels.
+        kernels: choose the nodes of each frontier.
         probs: `[rows, sizes.num_probs(depth) or more, vocab]`, memory for the distributions that children are drawn
             from; None to allocate it.
     """
 
-    def __init__(self, num_rows: int, sizes: DrawSizes, depth: int, probs: Tensor | None = None) -> None:
+    def __init__(
+        self, num_rows: int, sizes: DrawSizes, depth: int, kernels: SearchKernels, probs: Tensor | None = None
+    ) -> None:
         super().__init__(num_rows, sizes.width)
-        self.sizes, self.depth, self._table = sizes, depth, probs
+        self.sizes, self.depth, self._kernels, self._table = sizes, depth, kernels, probs
         self._possible: list[Tensor] = []
-        self._frontier_values: Tensor | None = None
+        self._frontier: Frontier | None = None
         # The parts of the table, level by level.
         self._probs: list[Tensor] = []
 
@@ -68,7 +71,7 @@ class TreeDraw(TreeLevels):
         """Children of each node of the level that is drawn next."""
         return self.sizes.each if self._tokens else self.sizes.first
 
-    def expand(self, log_q: Tensor, tokens: Tensor) -> Frontier:
+    def expand(self, log_q: Tensor, tokens: Tensor, own_bits: Tensor | None = None) -> Frontier:
         """Add each frontier node's children, and take the most probable of them as the next frontier.
 
         Args:
@@ -76,30 +79,22 @@ class TreeDraw(TreeLevels):
             tokens: int64 `[rows, frontier, count]`, drawn from q without replacement, in order: the largest of log q
                 + Gumbel noise (Kool et al. 2019). One vector of noise serves all nodes of a level, since at most one
                 of them is on the accepted path. Tokens that q cannot draw come last.
+            own_bits: see `SearchKernels.next_frontier`.
         """
         values = log_q.gather(2, tokens)
         self._possible.append(values.isfinite().flatten(1))
         start = sum(part.shape[1] for part in self._probs)
         part = self._probs_table(log_q)[:, start : start + log_q.shape[1]]
         self._probs.append(torch.exp(log_q, out=part))
-        return self._add(tokens, values)
-
-    def _add(self, tokens: Tensor, values: Tensor) -> Frontier:
-        """Add each frontier node's children, and take the most probable of them as the next frontier.
-
-        Args:
-            tokens: int64 `[rows, frontier, children]`; of the roots alone on the first call.
-            values: of the same shape, log-probabilities.
-        """
-        each = tokens.shape[2]
-        if self._frontier_values is not None:
-            values = values + self._frontier_values[:, :, None]
-        flat_values, flat_tokens = values.flatten(1), tokens.flatten(1)
-        self._frontier_values, best = flat_values.topk(min(self.width, flat_values.shape[1]), dim=-1)
-        self._values.append(flat_values)
-        self._tokens.append(flat_tokens)
-        self._best.append(best)
-        return Frontier(flat_tokens.gather(1, best), best // each, self._frontier_values)
+        rows, nodes, each = tokens.shape
+        children = TopK(tokens.flatten(0, 1), values.flatten(0, 1), values.new_zeros(rows * nodes))
+        width = min(self.width, nodes * each)
+        level = self._kernels.next_frontier(children, self._frontier, own_bits, rows, width)
+        self._values.append(level.values)
+        self._tokens.append(level.tokens)
+        self._best.append(level.best)
+        self._frontier = level.frontier
+        return level.frontier
 
     def _parents(self) -> Tensor:
         """Return the parent of each candidate, int64 `[rows, candidates]`, `ROOT` for a child of the root."""

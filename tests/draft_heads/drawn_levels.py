@@ -11,6 +11,7 @@ from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
 from specdec.draft_heads.drafting.tree_search import Frontier
 from specdec.kernels.types.types import Stream
 from specdec.verify.noise import gumbel
+from tests.kernel_sets import TORCH
 
 VOCAB = 9
 Path = tuple[int, ...]
@@ -53,7 +54,7 @@ def draw_level(draw: TreeDraw, log_q: Tensor, noise: Tensor) -> Frontier:
 
 def draw_with(heads: list[Head], shape: DraftShape, lanes: list[int]) -> Drawn:
     """Draw one level for each of `lanes`, the noise lane of the level."""
-    draw = TreeDraw(len(heads), DrawSizes.of(min(shape.branching, VOCAB), shape), shape.depth)
+    draw = TreeDraw(len(heads), DrawSizes.of(min(shape.branching, VOCAB), shape), shape.depth, TORCH.search)
     noise = [
         [gumbel(11, row, level, VOCAB, Stream.DRAFT, lane) for level, lane in enumerate(lanes)]
         for row in range(len(heads))

@@ -11,6 +11,7 @@ from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.verify.noise import gumbel
 from tests.draft_heads.drawn_levels import VOCAB, Head, Path, draw_level, draw_with
+from tests.kernel_sets import TORCH
 from tests.strategies import draft_shapes, seeds
 from tests.trees import chain_of, path_to
 
@@ -133,7 +134,7 @@ def test_branching_of_one_is_a_chain(depth: int, seed: int) -> None:
 def test_no_more_children_than_q_can_draw(possible: int) -> None:
     log_q = torch.full((1, 1, VOCAB), float("-inf"))
     log_q[0, 0, :possible] = 0.0
-    draw = TreeDraw(1, DrawSizes.of(VOCAB, DraftShape(1, VOCAB, VOCAB)), depth=1)
+    draw = TreeDraw(1, DrawSizes.of(VOCAB, DraftShape(1, VOCAB, VOCAB)), 1, TORCH.search)
     draw_level(draw, torch.log_softmax(log_q, -1), gumbel(0, 0, 0, VOCAB)[None])
     (tree,) = draw.host_trees([VOCAB], [1]).read()
     assert sorted(tree.tokens) == list(range(possible))

@@ -1,0 +1,317 @@
+"""The loops of a draft model over the levels of trees, searched or drawn, and its reading of known tokens."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from specdec.draft_heads.drafting.draft_levels import DraftLevels
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
+from specdec.draft_heads.drafting.drafts_ahead import DraftsAhead, NewTokens
+from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
+from specdec.draft_heads.drafting.tree_search import Searched, TreeSearch
+from specdec.draft_heads.heads.draft_head import CachedHead
+from specdec.draft_heads.heads.readout import Readout
+from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.types.adapters import AdapterBank
+from specdec.kernels.types.draft_trees import HostTrees
+from specdec.kernels.types.fused import FusedDrafting
+from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.ragged_rows import RaggedRows
+from specdec.kernels.types.tree import TreeRow
+from specdec.kernels.types.tree_search import Frontier
+from specdec.kernels.types.types import Candidates, NoiseKey, Stream, TopK
+from specdec.kernels.types.upload import Packet
+from specdec.verify.noise import noise_key
+from specdec.verify.sampling import Context, Sampling
+from specdec.verify.tree_batch import PackedBatch, TreeBatch
+from specdec.verify.verifier import noise_keys
+
+if TYPE_CHECKING:
+    # Importing it imports Triton, which an engine on plain torch does not need.
+    from specdec.draft_heads.drafting.draft_graphs import DraftGraphs, LoopGraphs
+    from specdec.kernels.triton.plan_buffer import Capture
+    from specdec.verify.pass_graphs import Pass
+
+# What the loop over levels carries from one level to the next.
+State = TypeVar("State")
+
+
+class LevelLoops(ABC, Generic[State]):
+    """The loops over the levels of EAGLE-2's trees; a subclass scores the children of a frontier.
+
+    Entry i of a head's cache depends on the tokens up to i and the target's features of those before i. Rows written
+    while drafting lie behind the known tokens and are scratch: entries of accepted tokens are written again, from true
+    features.
+
+    A row that drafts nothing costs nothing: when the head drafts, it first reads the features that the target's
+    passes have left in the cache meanwhile. Requests that share a block may both write the head's entries in it;
+    they write the same values.
+
+    Args:
+        head: the draft head.
+        readout: maps the head's states to scores of next tokens.
+        kv: `[layers, slots, 2 * kv_heads, head_dim]`, the head's cache.
+        features: `[slots, feature_size]`, the target's features of each cached token; None for a head that reads
+            none.
+        block_size: slots of a block.
+        dtype: of the head's arithmetic, whatever the cache's.
+        shape: bounds of a tree.
+        proposal: how tokens are chosen at temperature > 0.
+        kernels: the verifier's own, so that coupled drafts at temperature > 0 follow the same draw.
+        adapters: the bank of adapters of the head's layers; None where rows have none.
+
+    Attributes:
+        windows: entries that the head's rows see in each layer, 0 for all.
+        graphs: CUDA graphs of the loops over levels, or None.
+        one_call: the drafter in one call; None where the kernel set or the head does not have it.
+    """
+
+    def __init__(
+        self,
+        head: CachedHead,
+        readout: Readout,
+        kv: Tensor,
+        features: Tensor | None,
+        block_size: int,
+        dtype: torch.dtype,
+        shape: DraftShape,
+        proposal: Proposal,
+        kernels: KernelSet,
+        adapters: AdapterBank | None = None,
+    ) -> None:
+        self.kernels, self.readout, self.shape, self.adapters = kernels, readout, shape, adapters
+        self.llama = llama = head.llama
+        self.windows = head.windows
+        self.first, self.kv, self.block_size, self.dtype = head.first_entry, kv, block_size, dtype
+        self.features = kv.new_empty(kv.shape[1], 0, dtype=dtype) if features is None else features
+        self.rope = llama.rope.table(llama.head_dim, llama.max_position, dtype).to(kv.device)
+        self.slopes = llama.slopes(dtype, kv.device)
+        self.proposal = proposal
+        self.branching = min(shape.branching, readout.size)
+        self.draw_sizes = DrawSizes.of(self.branching, shape)
+        self.graphs: DraftGraphs | None = None
+        # What was drafted behind the step before.
+        self._ahead: DraftsAhead | None = None
+        self.one_call = self._one_call(head)
+
+    def _one_call(self, head: CachedHead) -> FusedDrafting | None:  # noqa: ARG002
+        """Return the drafter in one call, if there is one."""
+        return None
+
+    @property
+    @abstractmethod
+    def state_size(self) -> int:
+        """Numbers of a token's state, as `read` returns it."""
+
+    @abstractmethod
+    def read(self, batch: TreeBatch) -> Tensor:
+        """Write the head's entries of known tokens; return their states `[tokens, state_size]`."""
+
+    @abstractmethod
+    def _reading(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[], Tensor]:
+        """Return what writes the head's entries of the tokens to be read, once the packet is sent.
+
+        It returns what drafting begins with, `[rows, size]`.
+        """
+
+    @abstractmethod
+    def _levels(
+        self,
+        rows: Sequence[DraftRow],
+        depth: int,
+        width: int,
+        keys: Sequence[NoiseKey | None],
+        packet: Packet,
+        *,
+        for_graph: bool,
+        ahead: int,
+    ) -> DraftLevels:
+        """Return the inputs of the loop over levels, which are there once the packet is sent.
+
+        Args:
+            keys: noise of the output positions that the roots' children would take.
+            ahead: see `DraftLevels.start`.
+        """
+
+    @abstractmethod
+    def _roots(self, states: Tensor, new: NewTokens) -> Tensor:
+        """Return what drafting begins with, of states `[rows, most, state_size]` of the tokens that a step brings."""
+
+    @abstractmethod
+    def _begin(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow], *, drawn: bool) -> State:
+        """Return the state of the roots.
+
+        Args:
+            roots: of `_reading`.
+            rows: empty where none needs logit edits.
+        """
+
+    @abstractmethod
+    def _children(
+        self, state: State, levels: DraftLevels, level: int, rows: Sequence[DraftRow], paths: Callable[[], Tensor]
+    ) -> TopK:
+        """Return the best children of each frontier node, `[rows * width, branching]`, with noise or without.
+
+        Args:
+            paths: returns the tokens down to each node, int64 `[rows, width, level - 1]`.
+        """
+
+    @abstractmethod
+    def _log_q(
+        self, state: State, levels: DraftLevels, level: int, rows: Sequence[DraftRow], paths: Callable[[], Tensor]
+    ) -> Tensor:
+        """Return the logarithm of the distribution after each frontier node, `[rows * width, vocab_size]`."""
+
+    @abstractmethod
+    def _expand(self, levels: DraftLevels, frontier: Frontier, state: State, level: int) -> State:
+        """Return the state of the frontier that follows `level`."""
+
+    def candidates(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow] = ()) -> Searched:
+        """Run the loop over levels, and return the candidates as they stay on the device; see `search`."""
+        return self.search(levels, roots, rows).candidates()
+
+    def capture(self, capture: "Capture", rows: Sequence[DraftRow], *, drawn: bool) -> None:
+        """Capture the loop over levels for as many rows as these, which belong to no request.
+
+        Args:
+            capture: `CudaGraphs.capture` on a GPU.
+            rows: a power of two of them.
+            drawn: whether the trees are drawn.
+        """
+        assert self.graphs is not None
+        graphs: LoopGraphs[Any] = self.graphs.draw if drawn else self.graphs.search
+        width, keys_of = (self.draw_sizes.width, step_keys) if drawn else (self.branching, noise_keys)
+        packet = Packet(self.kv.device)
+        read = self._reading(rows, packet)
+        levels = self._padded_levels(rows, (), width, keys_of, graphs, packet)
+        graphs.capture(capture, levels, packet, read)
+
+    def _padded_levels(
+        self,
+        rows: Sequence[DraftRow],
+        depths: Sequence[int],
+        width: int,
+        keys_of: Callable[[Sequence[Context]], list[NoiseKey | None]],
+        graphs: "LoopGraphs[Any] | None",
+        packet: Packet,
+        ahead: int = 0,
+    ) -> DraftLevels:
+        """Return the inputs of the loop over levels: of all levels and with padding rows where a graph runs it."""
+        if graphs is None:
+            depth = max(depths)
+        else:
+            depth = self.shape.depth
+            rows = [*rows, *[self._padding_row()] * graphs.padding(len(rows))]
+        keys = keys_of([row.context for row in rows])
+        return self._levels(rows, depth, width, keys, packet, for_graph=graphs is not None, ahead=ahead)
+
+    def _padding_row(self) -> DraftRow:
+        """Return a row whose nodes lie in the null block."""
+        block = self.kv.shape[1] // self.block_size - 1
+        table = [block] * ceil_div(2 + self.shape.slots_ahead, self.block_size)
+        return DraftRow(table, 1, 2, 0, 0, Context(Sampling(), [0, 0], 1))
+
+    def search(
+        self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow] = (), depths: list[int] | None = None
+    ) -> TreeSearch:
+        """Run the loop over levels; without logit edits and with `min_reach` 0 the host does not wait for the device.
+
+        Args:
+            levels: inputs of all levels.
+            roots: `[rows, size]` of `_reading`.
+            rows: not needed in that case.
+            depths: levels of each row, lowered where a deeper level is less probable than `min_reach`; None to draft
+                all levels.
+        """
+        levels.restart()
+        search = TreeSearch(levels.num_rows, self.branching, self.kernels.search)
+        state = self._begin(levels, roots, rows, drawn=False)
+        for level in range(1, levels.depth + 1):
+            children = self._children(state, levels, level, rows, search.frontier_paths)
+            frontier = search.expand(children, levels.own_bits_at(level))
+            if depths and level < levels.depth:
+                for i, reach in enumerate(frontier.values.exp().sum(1).tolist()):
+                    if reach < self.shape.min_reach:
+                        depths[i] = min(depths[i], level)
+            if level >= max(depths or [levels.depth]):
+                break
+            state = self._expand(levels, frontier, state, level)
+        return search
+
+    def draw(
+        self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow] = (), probs: Tensor | None = None
+    ) -> TreeDraw:
+        """Run the loop over levels of drawn trees.
+
+        Args:
+            probs: memory for the draft probabilities of as many rows or more, see `TreeDraw`; None to allocate it.
+        """
+        levels.restart()
+        own = None if probs is None else probs[: levels.num_rows]
+        draw = TreeDraw(levels.num_rows, self.draw_sizes, levels.depth, self.kernels.search, own)
+        state = self._begin(levels, roots, rows, drawn=True)
+        for level in range(1, levels.depth + 1):
+            log_q = self._log_q(state, levels, level, rows, draw.frontier_paths)
+            candidates = Candidates(log_q.clone(), log_q.shape[1])
+            count = min(draw.count, log_q.shape[1])
+            noise = levels.noise_at(level - 1)
+            children = self.kernels.search.perturbed_top_k(candidates, noise, count, Stream.DRAFT, level)
+            by_row, tokens = (part.view(levels.num_rows, -1, part.shape[1]) for part in (log_q, children.tokens))
+            frontier = draw.expand(by_row, tokens, levels.own_bits_at(level))
+            if level < levels.depth:
+                state = self._expand(levels, frontier, state, level)
+        return draw
+
+    def _unread(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[], tuple[TreeBatch, Tensor]]:
+        """Return what reads, once the packet is sent: it writes the entries, and returns them with their states."""
+        starts = [max(row.num_draft_cached, self.first) for row in rows]
+        parts = [
+            TreeRow(row.token_ids[start : row.draft_prefill_end], start, row.block_table, 1, row.adapter)
+            for row, start in zip(rows, starts, strict=True)
+        ]
+        packed, run = self._packed(rows, parts, packet)
+        return lambda: (packed.batch, run(packed.complete()))
+
+    def _reading_ahead(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[NewTokens], Tensor]:
+        """Return what reads the tokens that a step brings, once the packet is sent and the device knows them.
+
+        It returns the states of as many tokens as there may be, `[rows, most, state_size]`.
+        """
+        most, count = self.shape.tokens, len(rows)
+        parts = [TreeRow([0] * most, len(row.token_ids), row.block_table, 1, row.adapter) for row in rows]
+        packed, run = self._packed(rows, parts, packet)
+
+        def read(new: NewTokens) -> Tensor:
+            batch = packed.complete()
+            batch.tokens[: count * most].view(count, most).copy_(new.tokens)
+            if batch.sources is not None:
+                # Nothing may have been written where there is no token.
+                sources = batch.sources[: count * most].view(count, most)
+                place = torch.arange(most, device=sources.device)
+                sources.copy_(torch.where(place <= new.accepted[:, None], sources, sources[:, :1]))
+            return run(batch)[: count * most].view(count, most, -1)
+
+        return read
+
+    def _packed(self, rows: Sequence[DraftRow], parts: list[TreeRow], packet: Packet) -> "tuple[PackedBatch, Pass]":
+        """Return packed tokens to be read, and the pass over them."""
+        firsts, none = [max(row.draft_start, self.first) for row in rows], HostTrees.empty(len(rows))
+        if self.graphs is None:
+            args = packet, parts, none, self.block_size
+            return TreeBatch.pack_into(*args, first=self.first, firsts=firsts), self.read
+        packed = self.graphs.reading.pack(packet, parts, none, firsts)
+        return packed, self.graphs.reading.pass_of(packed, packet)
+
+    def _adapt(self, rows: RaggedRows) -> None:
+        """Have the head's next products adapt these rows."""
+        if self.adapters is not None:
+            self.adapters.use(rows)
+
+
+def step_keys(contexts: Sequence[Context]) -> list[NoiseKey | None]:
+    """Return noise keyed by the current step, so that no step uses that of another; see `PhiloxChance`."""
+    return [noise_key(context) for context in contexts]
