@@ -33,8 +33,8 @@ def new_tokens(trees: DraftTrees, rows: Sequence[int], most: int, packet: Packet
     """Return what returns the new tokens of some rows of a walk, once the packet is sent.
 
     Args:
-        trees: that are walked, at most `most - 1` levels deep.
-        rows: places of the rows.
+        trees: that are walked.
+        rows: places of the rows, whose trees are at most `most - 1` levels deep.
     """
     nodes, starts, end = trees.nodes(packet), list[int](), 0
     for size in trees.sizes:
@@ -46,7 +46,7 @@ def new_tokens(trees: DraftTrees, rows: Sequence[int], most: int, packet: Packet
 
     def found(walk: Walk) -> NewTokens:
         own = walk if chosen is None else Walk(*(part.index_select(0, chosen) for part in walk))
-        tokens = nodes().tokens[own.paths.clamp_min(0) + first]
+        tokens = nodes().tokens[own.paths[:, : most - 1].clamp_min(0) + first]
         tokens = pad(tokens, (0, most - tokens.shape[1]))
         # Where no token can follow, the request ends.
         tokens.scatter_(1, own.lengths[:, None], own.next_tokens.clamp_min(0)[:, None])

@@ -125,7 +125,7 @@ class TreeDrafter(LevelLoops[State]):
         may bring; what it writes behind those that it does bring is scratch.
 
         Args:
-            rows: rows of the step, with trees.
+            rows: rows of the step whose trees have no nodes but this drafter's.
             trees: that are walked.
             places: places of the rows among the trees.
             packet: takes what the drafting needs.
@@ -135,7 +135,7 @@ class TreeDrafter(LevelLoops[State]):
             for the next call of `propose`; None if there are none.
         """
         graphs, shape = self.graphs, self.shape
-        if graphs is None or self._stops_early or trees.depth > shape.depth:
+        if graphs is None or self._stops_early:
             return None
         last = self.llama.max_position - shape.tokens - shape.positions
         able = [k for k, row in enumerate(rows) if row.is_followed and row.drafts and len(row.token_ids) <= last]

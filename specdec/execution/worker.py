@@ -203,7 +203,9 @@ class Worker:
 
     def _prepare_ahead(self, order: StepOrder, own: DraftTrees, packet: Packet) -> _Ahead | None:
         """Return what drafts the next trees of the rows that have trees in this step; None if none can be."""
-        places = [place for place, size in enumerate(own.sizes) if size]
+        # Chains may be deeper than the head's trees.
+        chains = order.chains
+        places = [k for k, size in enumerate(own.sizes) if size and chains[order.sampled[k]] is None]
         rows = [order.drafts[order.sampled[place]] for place in places]
         found = self.drafter.prepare_ahead(rows, own, places, packet)
         if found is None:

@@ -118,7 +118,8 @@ def steps_of(llm: LLM, sized: bool, monkeypatch: pytest.MonkeyPatch) -> list[Any
             params = SamplingParams(
                 temperature=chance.choice([0.0, 0.8]), seed=index, max_tokens=chance.randrange(4, 12), ignore_eos=True
             )
-            prompt = [chance.randrange(3, 60) for _ in range(chance.randrange(2, 9))]
+            # Repeated, so that n-grams match.
+            prompt = [chance.randrange(3, 60) for _ in range(chance.randrange(2, 4))] * chance.randrange(1, 4)
             for request in llm.new_group(prompt, params).requests:
                 llm.engine.add_request(request)
             for _ in range(chance.randrange(3)):
