@@ -72,7 +72,8 @@ def test_a_run_ended_by_a_signal_goes_on_to_the_same_weights(
     States of the target are kept, so that later epochs read what the first one computed.
     """
     kills = number == signal.SIGKILL
-    settings = ("--epochs", "4", "--checkpoint-minutes", "1e-9" if kills else "1000")
+    optimizer = random.choice(["adamw", "muon"])
+    settings = ("--epochs", "4", "--checkpoint-minutes", "1e-9" if kills else "1000", "--optimizer", optimizer)
     main(command(target, data, tmp_path / "whole", *settings, "--features", str(tmp_path / "features")))
     whole = last(tmp_path / "whole")
     step = random.randrange(1, whole.step - 1)

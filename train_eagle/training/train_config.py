@@ -9,6 +9,7 @@ from specdec.config import DEMO
 from specdec.kernels.types.settings import check_settings, setting
 
 LossKind = Literal["ce", "kl", "lk-hybrid", "ce-l1"]
+OptimizerKind = Literal["adamw", "muon"]
 MarkovKind = Literal["vanilla", "gated", "rnn"]
 Tracker = Literal["tensorboard", "wandb", "all", "none"]
 # Hidden size of the targets that the published learning rates are for; narrower ones take more.
@@ -189,6 +190,9 @@ class TrainConfig:
     )
     warmup_steps: int | None = setting(
         None, "Steps up to the highest learning rate.", least=0, shown_default="one in twenty, at most 50"
+    )
+    optimizer: OptimizerKind = setting(
+        "adamw", "What takes the steps; muon: Muon for matrices that map states to states, AdamW for the others."
     )
     clip_norm: float | None = setting(
         None, "Gradients are scaled down to this norm.", above=0, shown_default=_by_head("clip_norm")

@@ -11,7 +11,6 @@ import yaml
 from accelerate import Accelerator, PartialState
 from accelerate.utils import set_seed
 from torch import Tensor
-from transformers import get_cosine_schedule_with_warmup
 
 from specdec.config import EAGLE2_SHAPE, default_shape
 from specdec.core.device import resolve_dtype
@@ -28,6 +27,7 @@ from specdec.train_eagle.evaluation.head_evaluation import accepted_shares
 from specdec.train_eagle.evaluation.held_out_tau import HeldOutTau
 from specdec.train_eagle.passes.features import FeatureStore, OnlineFeatures, packed
 from specdec.train_eagle.training.fresh_head import new_head
+from specdec.train_eagle.training.optimizers import optimizers_of, schedules_of
 from specdec.train_eagle.training.start_head import check_start
 from specdec.train_eagle.training.stop_signals import StopSignals
 from specdec.train_eagle.training.target_name import target_name
@@ -110,14 +110,15 @@ class TrainingRun:
         self.trainer = self.kind.trainer(self.head, plain(self.model.weights.lm_head_weight), self.plan.loss)
         self.trained = [parameter for parameter in self.head.parameters() if parameter.requires_grad]
         used = self.plan.settings
-        optimizer = torch.optim.AdamW(self.trained, lr=used["lr"], betas=(0.9, 0.95), weight_decay=0.0)
-        schedule = get_cosine_schedule_with_warmup(optimizer, used["warmup_steps"], self.plan.total)
+        vocabularies = {sizes.vocab_size, config.draft_vocab_size or sizes.vocab_size}
+        optimizers = optimizers_of(config.optimizer, self.head, vocabularies, used["lr"])
+        schedules = schedules_of(optimizers, used["warmup_steps"], self.plan.total)
         self.source, self.held_out = self._sources()
         self.tau = HeldOutTau(
             self.kind.files, config.model, self.model, self.folder, self.plan.held_out, config.evaluate_prompts
         )
-        prepared = self.accelerator.prepare(self.trainer, optimizer, schedule)
-        self.wrapped, self.optimizer, self.schedule = prepared
+        self.wrapped, *prepared = self.accelerator.prepare(self.trainer, *optimizers, *schedules)
+        self.optimizers, self.schedules = prepared[: len(optimizers)], prepared[len(optimizers) :]
         self.state.load(self.accelerator)
         self.batches, self.per_step, self.total = self.plan.batches, self.plan.per_step, self.plan.total
         self.evaluated_every = max(1, round(used["evaluate_every"] * self.total / used["epochs"]))
@@ -206,12 +207,12 @@ class TrainingRun:
 
     def step(self, step: int) -> tuple[UnrolledLoss, float, float]:
         """Take one optimizer step; return its last batch's loss, its gradient norm and learning rate."""
-        rate = self.schedule.get_last_lr()[0]
+        rate = self.schedules[0].get_last_lr()[0]
         loss = self._gradient(step)
         norm = self.accelerator.clip_grad_norm_(self.trained, self.plan.settings["clip_norm"])
-        self.optimizer.step()
-        self.schedule.step()
-        self.optimizer.zero_grad()
+        for stepped in (*self.optimizers, *self.schedules):
+            stepped.step()
+        self._forget_gradient()
         return loss, float(norm), rate
 
     def _gradient(self, step: int) -> UnrolledLoss:
@@ -238,8 +239,12 @@ class TrainingRun:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             seconds = time.perf_counter() - began
-            self.optimizer.zero_grad()
+            self._forget_gradient()
         return self._tokens(step) / seconds
+
+    def _forget_gradient(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
 
     def _tokens(self, step: int) -> int:
         """Return the number of tokens in all processes' batches of a step."""
