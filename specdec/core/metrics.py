@@ -30,6 +30,7 @@ COUNTERS = {
     "vllm:spec_decode_num_draft_tokens": ("drafts_verified", "Draft nodes verified."),
     "vllm:spec_decode_num_accepted_tokens": ("drafts_accepted", "Draft tokens that became output."),
     "specdec:steps": ("steps", "Forward passes of the target."),
+    "specdec:passes_wasted": ("passes_wasted", "Rows of passes launched ahead for requests that had ended."),
     "specdec:known_tokens": ("known_tokens", "Tokens of prompts and outputs that the target computed."),
     "specdec:draft_nodes_asked": ("drafts_asked", "Draft nodes of the largest trees allowed, in steps with drafts."),
     "specdec:draft_nodes_granted": ("drafts_granted", "Draft nodes that the scheduler granted."),
