@@ -138,7 +138,12 @@ class TreeDrafter(LevelLoops[State]):
         if graphs is None or self._stops_early:
             return None
         last = self.llama.max_position - shape.tokens - shape.positions
-        able = [k for k, row in enumerate(rows) if row.is_followed and row.drafts and len(row.token_ids) <= last]
+        # Logit edits read tokens that the host does not know yet.
+        able = [
+            k
+            for k, row in enumerate(rows)
+            if row.is_followed and row.drafts and len(row.token_ids) <= last and not row.context.sampling.edits
+        ]
         drawn_rows, searched_rows = self._split(able, rows)
         # Graphs of drawing are captured last, so they leave the candidates of a search as they are.
         kinds: tuple[tuple[list[int], LoopGraphs[Any], bool], ...] = (

@@ -72,9 +72,8 @@ def test_trees_are_those_that_the_step_would_draft(
     monkeypatch.setattr(DraftsAhead, "places_of", counted)
     draft = f"{folder / head},ngram" if chained else str(folder / head)
     ahead = steps_of(load(folder, draft, rule), sized, monkeypatch)
-    assert sum(taken) > 5
-    # Of rows that ended, or that asked for no tree.
-    assert len(taken) < sum(1 for trees, _ in ahead if trees) or not sized
+    # The first request alone makes sure of one, unless trees are of drawn sizes or n-grams match.
+    assert sum(taken) > 0 or sized or chained
     taken.clear()
     monkeypatch.setattr(TreeDrafter, "prepare_ahead", lambda *_: None)
     assert ahead == steps_of(load(folder, draft, rule), sized, monkeypatch)
@@ -116,7 +115,12 @@ def steps_of(llm: LLM, sized: bool, monkeypatch: pytest.MonkeyPatch) -> list[Any
             patch.setattr(DraftBudget, "size", drawn_size)
         for index in range(4):
             params = SamplingParams(
-                temperature=chance.choice([0.0, 0.8]), seed=index, max_tokens=chance.randrange(4, 12), ignore_eos=True
+                temperature=chance.choice([0.0, 0.8]) if index else 0.0,
+                # Edited logits need tokens that only the host has; others are drafted for beside them.
+                repetition_penalty=chance.choice([1.0, 1.0, 1.3]) if index else 1.0,
+                seed=index,
+                max_tokens=chance.randrange(4, 12) if index else 11,
+                ignore_eos=True,
             )
             # Repeated, so that n-grams match.
             prompt = [chance.randrange(3, 60) for _ in range(chance.randrange(2, 4))] * chance.randrange(1, 4)
