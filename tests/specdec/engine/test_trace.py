@@ -195,7 +195,7 @@ def test_values_rank_the_nodes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_drawn_trees_have_values(folder: Path) -> None:
-    """A drawn child's value is its parent's and the log-probability that it was drawn with."""
+    """A drawn child's value is its parent's and the log-probability that it was drawn with, summed in float32."""
     llm = LLM(
         folder / "target",
         folder / "head",
@@ -222,7 +222,7 @@ def test_drawn_trees_have_values(folder: Path) -> None:
         for node, (token, parent) in enumerate(zip(step.tokens, step.parents, strict=True)):
             above = 0.0 if parent < 0 else step.values[parent]
             chance = float(tree.draft_probs[1 + parent, token])
-            assert step.values[node] == pytest.approx(above + math.log(chance), abs=1e-5)
+            assert step.values[node] == pytest.approx(above + math.log(chance), rel=1e-6, abs=1e-5)
 
 
 def test_n_grams_have_no_values(folder: Path) -> None:
