@@ -43,6 +43,7 @@ class DraftLevels:
         is_block: whether one pass over `width` rows, which see each other, drafts all levels.
         adapters: see `RaggedRows`.
         adapted: the rows of each pass that have an adapter.
+        ahead: see `start`.
         image: the inputs as bytes, as `level_layout` says, once their packet is sent; None where they are not for a
             graph.
     """
@@ -64,6 +65,7 @@ class DraftLevels:
     adapters: Sequence[int] = ()
     adapted: AdapterRows | None = None
     image: Tensor | None = None
+    ahead: int = 0
     _wide: tuple[NoiseRows, RowSampling | None] | None = None
     _places: "_Places | None" = None
     # Entries before a tree, which all of its nodes see.
@@ -124,6 +126,7 @@ class DraftLevels:
             first=first,
             adapters=adapters_of(rows),
             image=image,
+            ahead=ahead,
         )
         found.adapted = AdapterRows.of(found.lengths(1))
         return found
@@ -231,6 +234,7 @@ class DraftLevels:
             ancestors=ancestors,
             block_size=self.block_size,
             first=self.first,
+            gap=max(self.ahead - 1, 0),
             sees_later=self.is_block,
             adapters=self.adapters,
         )

@@ -46,6 +46,7 @@ class RaggedRows:
             may hold nothing.
         sees_later: whether the rows of a request may see each other whatever their order.
         adapters: place of each request's adapter in the bank, 0 for none, host side; empty if no request has one.
+        gap: entries before a tree, at most, that its nodes do not see: tokens that the host does not know yet.
     """
 
     query_lens: Sequence[int]
@@ -59,6 +60,7 @@ class RaggedRows:
     sees_later: bool = False
     adapters: Sequence[int] = ()
     firsts: Sequence[int] = ()
+    gap: int = 0
 
     def row_groups(self, window: int = 0) -> "list[RowGroup]":
         """Return tiles of similar shape, batched, for the plain-torch attention; made once a step.
@@ -85,7 +87,7 @@ class RaggedRows:
                 entry = length - count + at
                 begin = self.firsts[request] if self.firsts else self.first
                 if window:
-                    begin = max(begin, min(entry, self.tree_starts[request]) + 1 - window)
+                    begin = max(begin, min(entry, self.tree_starts[request] - self.gap) + 1 - window)
                 tiles.append(Tile(request, start + at, rows, begin, length if self.sees_later else entry + rows))
             start += count
         return tiles

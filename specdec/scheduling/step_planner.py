@@ -23,7 +23,7 @@ class StepPlanner:
     Therefore no request waits for one that ranks behind it, and the first in rank advances in every step. A request is
     admitted within as many steps as all requests that rank before it have tokens, each at its longest. Tokens that are
     computed again after a preemption by a later arrival, of higher priority or of a client with fewer requests, count
-    again.
+    again; so does a step whose pass was launched before the request came.
 
     Admissions and preemptions update the queues. `PreemptionCost` decides between recomputing and swapping.
     """

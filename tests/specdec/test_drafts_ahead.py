@@ -46,21 +46,27 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
         yield gpu
 
 
-# Head, acceptance rule, whether each step's trees are of a drawn size, and whether n-grams draft too.
-CASES = [
-    ("head3", "rejection", True, False),
-    ("dspark", "coupled", True, False),
-    ("head3", "coupled", True, False),
-    ("head3", "coupled", False, True),
-    ("dspark", "rejection", False, False),
-    ("small", "coupled", False, False),
+# Head, acceptance rule, whether each step's trees are of a drawn size, whether n-grams draft too, and further settings.
+CASES: list[tuple[str, str, bool, bool, dict[str, Any]]] = [
+    ("head3", "rejection", True, False, {}),
+    ("dspark", "coupled", True, False, {}),
+    ("head3", "coupled", True, False, {"draft_window_size": 5}),
+    ("head3", "coupled", False, True, {}),
+    ("dspark", "rejection", False, False, {"draft_window_size": 9}),
+    ("small", "coupled", False, False, {}),
 ]
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(("head", "rule", "sized", "chained"), by_day(CASES, 2))
+@pytest.mark.parametrize(("head", "rule", "sized", "chained", "settings"), by_day(CASES, 2))
 def test_trees_are_those_that_the_step_would_draft(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, head: str, rule: str, sized: bool, chained: bool
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    head: str,
+    rule: str,
+    sized: bool,
+    chained: bool,
+    settings: dict[str, Any],
 ) -> None:
     taken, places_of = list[int](), DraftsAhead.places_of
 
@@ -71,16 +77,16 @@ def test_trees_are_those_that_the_step_would_draft(
 
     monkeypatch.setattr(DraftsAhead, "places_of", counted)
     draft = f"{folder / head},ngram" if chained else str(folder / head)
-    ahead = steps_of(load(folder, draft, rule), sized, monkeypatch)
+    ahead = steps_of(load(folder, draft, rule, settings), sized, monkeypatch)
     # The first request alone makes sure of one, unless trees are of drawn sizes or n-grams match.
     assert sum(taken) > 0 or sized or chained
     taken.clear()
     monkeypatch.setattr(TreeDrafter, "prepare_ahead", lambda *_: None)
-    assert ahead == steps_of(load(folder, draft, rule), sized, monkeypatch)
+    assert ahead == steps_of(load(folder, draft, rule, settings), sized, monkeypatch)
     assert not taken
 
 
-def load(folder: Path, draft: str, rule: str) -> LLM:
+def load(folder: Path, draft: str, rule: str, settings: dict[str, Any]) -> LLM:
     return LLM(
         folder / "target",
         draft,
@@ -94,6 +100,7 @@ def load(folder: Path, draft: str, rule: str) -> LLM:
         max_num_seqs=2,
         block_size=8,
         kv_cache_memory=1 << 18,
+        **settings,
     )
 
 
