@@ -55,7 +55,7 @@ class DraftRow(NamedTuple):
 
     @property
     def drafts(self) -> bool:
-        """Whether the row asks for a tree, below its last known token."""
+        """Whether the row gets a tree: it has nodes, and the drafter's cache reaches its last known token."""
         return self.num_nodes > 0 and self.max_depth > 0 and self.draft_prefill_end == len(self.token_ids)
 
     @property
@@ -65,10 +65,10 @@ class DraftRow(NamedTuple):
 
 
 class Learner(Protocol):
-    """Drafts for the coming step that belong to those who have just the tokens that this step brings."""
+    """Drafts for the coming step, of use to requests that take exactly the tokens of this step's outcome."""
 
     def learn(self, acceptances: Sequence[Acceptance]) -> None:
-        """Learn what the step has brought to each row that was drafted for."""
+        """Take the outcome of each row that was drafted for, which tells the tokens that its draft is for."""
         ...
 
 

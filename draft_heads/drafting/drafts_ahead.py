@@ -13,7 +13,7 @@ from specdec.kernels.types.upload import Packet
 
 
 class NewTokens(NamedTuple):
-    """What a step brings to some of its rows, as the device knows it.
+    """The tokens that a step appends to some of its requests, on the device before the host knows them.
 
     Attributes:
         tokens: int64 `[rows, most]`, the accepted drafts, then the target's own; of no meaning behind it.

@@ -123,7 +123,7 @@ class HostTrees:
 
 
 class WalkOutcome(NamedTuple):
-    """What a batch's walk has found, which a device may still be computing.
+    """The outcome of verifying a batch of trees, which a device may still be computing.
 
     Attributes:
         read: returns the outcome of each row; the host may wait for a device.

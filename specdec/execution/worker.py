@@ -62,7 +62,7 @@ class PassAhead(NamedTuple):
 
 
 class _Ahead(NamedTuple):
-    """What will draft for the coming step: places of its rows among the sampled ones, and the drafting itself."""
+    """The drafting for the coming step, prepared: places of its rows among the sampled ones, and what runs it."""
 
     rows: list[int]
     draft: DraftAhead
@@ -137,7 +137,10 @@ class Worker:
             drafting.append((start, mark(self.device)))
 
     def finish(self) -> StepOutcome:
-        """Verify the drafts of the launched step, and move accepted cache entries into place."""
+        """Verify the drafts of the launched step, and move accepted cache entries into place.
+
+        A device then begins the coming step's work before the host reads the outcome.
+        """
         assert self._drafted is not None, "no step was drafted"
         assert self._logits is not None, "no step was launched"
         (order, trees, _, drafting), logits, walk, moves = self._drafted, self._logits, self._walk, self._moves

@@ -28,7 +28,7 @@ COUNTS = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_counts.json
 SHAPES = {1: DraftShape(6, 2, 12), 4: DraftShape(3, 2, 3)}
 # Most uploads, operations of torch, launches outside graphs, and graphs. Copies into a graph's inputs are operations.
 PLAIN = {"upload": 2, "operation": 8, "launch": 2, "replay": 1}
-SPECULATIVE = {"upload": 4, "operation": 42, "launch": 6, "replay": 3}
+SPECULATIVE = {"upload": 3, "operation": 41, "launch": 6, "replay": 3}
 
 
 @pytest.fixture(scope="module")
