@@ -10,12 +10,13 @@ import logging
 import os
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from typing import NoReturn
 
 from specdec.building.build import build_engine
 from specdec.building.rank_loader import layout_of
-from specdec.core.commands import Close, RunStep
+from specdec.core.commands import Close, LoadAdapter, RunStep, UpdateDraft
 from specdec.core.launch import Launch
 from specdec.core.request import RequestGroup
 from specdec.engine.engine import LLMEngine
@@ -28,17 +29,23 @@ from specdec.parallel.ranks import REFUSALS, OtherRank
 
 # New groups of requests after which those that have ended are dropped.
 _MOST_ENDED = 64
+# Commands that may wait for files, without work for the processor.
+_UsesFiles = UpdateDraft | LoadAdapter | Close
 
 
-def serve(rank: OtherRank) -> None:
-    """Be a rank until the first one ends."""
+def serve(rank: OtherRank, end: Callable[[int], object] = os._exit) -> None:
+    """Be a rank until the first one ends.
+
+    Args:
+        end: ends the process with an exit code if the rank hangs.
+    """
     with rank.reporting():
         config, timeout = rank.receive()
         rank.join(layout_of(config), timeout)
         requests = RequestMaker.read(config, read_llama_config(config.model))
         requests.makes_texts = False
         engine = build_engine(config, rank, requests)
-        rank.begin_beats()
+        rank.begin_beats(end)
         _follow(rank, engine)
 
 
@@ -49,10 +56,11 @@ def _follow(rank: OtherRank, engine: LLMEngine) -> None:
     while True:
         record = rank.receive()
         if isinstance(record, RunStep):
-            engine.act(record)
+            with rank.watching():
+                engine.act(record)
             continue
         # A command that cannot be carried out is refused by all ranks, and the first one says why.
-        with suppress(*REFUSALS):
+        with suppress(*REFUSALS), nullcontext() if isinstance(record, _UsesFiles) else rank.watching():
             done = engine.act(record)
             if isinstance(done, RequestGroup):
                 groups.append(done)

@@ -30,12 +30,15 @@ class RankGroup:
         store: key-value store through which the ranks find each other; new for each group.
         timeout: seconds.
         host: address of this machine that the other ranks reach.
+
+    Attributes:
+        is_waiting: whether this process waits for another one.
     """
 
     def __init__(
         self, rank: int, size: int, store: Store, device: torch.device, timeout: float, host: str = LOOPBACK
     ) -> None:
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.is_waiting = rank, size, False
         # Sends that may not have ended, with the tensors that they read.
         self._sends: list[tuple[Any, Tensor]] = []
         self._group: Any
@@ -53,14 +56,14 @@ class RankGroup:
     def all_reduce(self, x: Tensor) -> Tensor:
         """Replace `x` by its sum over all ranks, which is bitwise the same on each of them."""
         assert x.is_contiguous()
-        self._group.allreduce([x]).wait()
+        self._wait(self._group.allreduce([x]))
         return x
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
         """Return the `x` of each rank; all must have one shape."""
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        self._group.allgather([parts], [x]).wait()
+        self._wait(self._group.allgather([parts], [x]))
         return parts
 
     def send(self, x: Tensor, rank: int) -> None:
@@ -70,13 +73,20 @@ class RankGroup:
     def flush(self) -> None:
         """Wait until all that was sent has been received."""
         for work, _ in self._sends:
-            work.wait()
+            self._wait(work)
         self._sends.clear()
 
     def receive(self, x: Tensor, rank: int) -> Tensor:
         """Replace `x` by the next tensor that a rank sends, which must have its shape and dtype."""
-        self._group.recv([x], rank, 0).wait()
+        self._wait(self._group.recv([x], rank, 0))
         return x
+
+    def _wait(self, work: Any) -> None:
+        self.is_waiting = True
+        try:
+            work.wait()
+        finally:
+            self.is_waiting = False
 
 
 def lone_group(device: torch.device) -> RankGroup:

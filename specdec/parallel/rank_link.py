@@ -10,7 +10,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from specdec.parallel.other_ranks import Process
-from specdec.parallel.ranks import BEAT, Alive, Failure, Shared
+from specdec.parallel.ranks import BEAT, MOST_IDLE, Alive, Failure, Hung, Shared
 
 # Beats that a rank may miss before it counts as hung. They are counted rather than timed: a machine that stands still
 # stops both ranks.
@@ -20,14 +20,15 @@ MOST_MISSED = 8
 class RankLink:
     """A rank's process and the connection to it, which a thread reads.
 
-    A rank that is silent, such as a stopped one, is killed, so that operations which wait for it end.
+    A rank that is silent, such as a stopped one, or hangs is killed, so that operations which wait for it end.
     """
 
     def __init__(self, connection: Connection, process: Process) -> None:
         self._connection, self._process = connection, process
         self._answers: queue.SimpleQueue[Shared | None] = queue.SimpleQueue()
         self._failure: Failure | None = None
-        self._ended, self._silent = threading.Event(), threading.Event()
+        self._ended = threading.Event()
+        self._fault: str | None = None
         self._reader = threading.Thread(target=self._read, name="rank link", daemon=True)
         self._reader.start()
 
@@ -53,13 +54,14 @@ class RankLink:
     @property
     def is_alive(self) -> bool:
         """True while the rank is there and has not failed."""
-        return not (self._failure or self._ended.is_set() or self._silent.is_set())
+        return not (self._failure or self._ended.is_set() or self._fault)
 
     def end(self, timeout: float) -> str | None:
         """Return how the rank has ended, if it ends within `timeout` seconds without a reason of its own."""
-        if self._silent.is_set():
-            return f"has given no sign of life for {MOST_MISSED * BEAT:g} seconds"
-        if not self._ended.wait(timeout) or self._failure is not None:
+        ended = self._ended.wait(0 if self._fault else timeout)
+        if self._fault is not None:
+            return self._fault
+        if not ended or self._failure is not None:
             return None
         # A killed process closes its connection some time before its end.
         with suppress(subprocess.TimeoutExpired):
@@ -90,15 +92,20 @@ class RankLink:
                 elif has_beaten:
                     num_missed += 1
                     if num_missed == MOST_MISSED:
-                        self._silent.set()
-                        self._process.kill()
+                        self._give_up(f"has given no sign of life for {MOST_MISSED * BEAT:g} seconds")
         self._ended.set()
         self._answers.put(None)
 
-    def _hear(self, said: Alive | Shared | Failure) -> bool:
+    def _give_up(self, fault: str) -> None:
+        self._fault = fault
+        self._process.kill()
+
+    def _hear(self, said: Alive | Hung | Shared | Failure) -> bool:
         """Keep what the rank says; return whether it is a sign of life alone."""
         if isinstance(said, Failure):
             self._failure = said
+        elif isinstance(said, Hung):
+            self._give_up(f"hangs: it has done nothing for {MOST_IDLE * BEAT:g} seconds")
         elif isinstance(said, Shared):
             self._answers.put(said)
         return isinstance(said, Alive)

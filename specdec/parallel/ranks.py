@@ -4,7 +4,9 @@ All ranks run the same program on the same commands: they plan the same steps an
 differ, such as a measured time, is decided by the first one.
 """
 
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from multiprocessing.connection import Connection
@@ -21,10 +23,17 @@ T = TypeVar("T")
 REFUSALS = (ValueError, OSError, QueueFullError)
 # Seconds between signs of life.
 BEAT = 1.0
+# Beats in which a rank that is watched has neither worked nor waited for others, after which it counts as hung, and
+# the seconds of processor time in one from which on it has worked.
+MOST_IDLE, LEAST_WORK = 7, 0.005
 
 
 class Alive(NamedTuple):
     """Sign of life of a rank beside the first, once it has loaded the target: one every `BEAT` seconds."""
+
+
+class Hung(NamedTuple):
+    """Last message of a rank that hangs."""
 
 
 class Shared(NamedTuple):
@@ -160,6 +169,8 @@ class OtherRank:
     def __init__(self, connection: Connection, store: Store, rank: int, host: str = LOOPBACK) -> None:
         self._connection, self._store, self.rank, self._host = connection, store, rank, host
         self._is_sending, self._has_ended = threading.Lock(), threading.Event()
+        self._groups: RankGroups | None = None
+        self._is_watched = self._is_receiving = False
         self.layout: RankLayout
         self._timeout: float
 
@@ -171,9 +182,22 @@ class OtherRank:
         """
         self.layout, self._timeout = layout, timeout
 
-    def begin_beats(self) -> None:
-        """Give signs of life from now on."""
-        threading.Thread(target=self._beat, name="signs of life", daemon=True).start()
+    def begin_beats(self, end: Callable[[int], object] = os._exit) -> None:
+        """Give signs of life from now on.
+
+        Args:
+            end: ends the process with an exit code if this rank hangs: nothing else may be able to.
+        """
+        threading.Thread(target=self._beat, args=(end,), name="signs of life", daemon=True).start()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """End this rank if it hangs meanwhile. What it does must need the processor, or other ranks."""
+        self._is_watched = True
+        try:
+            yield
+        finally:
+            self._is_watched = False
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
@@ -190,35 +214,52 @@ class OtherRank:
         finally:
             self._has_ended.set()
 
-    def _beat(self) -> None:
+    def _beat(self, end: Callable[[int], object]) -> None:
+        num_idle, spent = 0, time.process_time()
         with suppress(OSError):
             while not self._has_ended.wait(BEAT):
+                spent_before, spent = spent, time.process_time()
+                is_idle = self._is_watched and not self._is_waiting() and spent - spent_before < LEAST_WORK
+                num_idle = num_idle + 1 if is_idle else 0
+                if num_idle == MOST_IDLE:
+                    self._send(Hung())
+                    end(1)
+                    return
                 self._send(Alive())
 
-    def _send(self, message: Alive | Shared | Failure) -> None:
+    def _is_waiting(self) -> bool:
+        """Return whether this rank waits for another one."""
+        return self._is_receiving or (self._groups is not None and any(group.is_waiting for group in self._groups))
+
+    def _send(self, message: Alive | Hung | Shared | Failure) -> None:
         with self._is_sending:
             self._connection.send(message)
 
     def groups(self, device: torch.device) -> RankGroups:
         self.share(None)
-        return join_groups(self.rank, self.layout, self._store, device, self._timeout, self._host)
+        self._groups = join_groups(self.rank, self.layout, self._store, device, self._timeout, self._host)
+        return self._groups
 
     def tell(self, record: object) -> None: ...
 
     def tell_stages(self, make: Callable[[], object]) -> None: ...
 
     def receive(self) -> Any:
-        return self._connection.recv()
+        self._is_receiving = True
+        try:
+            return self._connection.recv()
+        finally:
+            self._is_receiving = False
 
     def decide(self, make: Callable[[], T]) -> T:  # noqa: ARG002
-        decided = self._connection.recv()
+        decided = self.receive()
         if isinstance(decided, Raised):
             raise ValueError(decided.message)
         return cast(T, decided)
 
     def share(self, value: T, *, in_step: bool = False) -> list[T]:  # noqa: ARG002
         self._send(Shared(value))
-        values: list[T] = self._connection.recv()
+        values: list[T] = self.receive()
         return values
 
     def together(self, *refusals: type[Exception]) -> AbstractContextManager[None]:  # noqa: ARG002

@@ -1,5 +1,6 @@
 """Operations between ranks, none of which waits for ever for a rank that is there and does not take part."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from specdec.engine.engine import LLMEngine
 from specdec.parallel import first_rank
 from specdec.parallel.rank_group import RankGroup, file_store
 from specdec.parallel.rank_link import MOST_MISSED
-from specdec.parallel.ranks import BEAT, RankDeadError
+from specdec.parallel.ranks import BEAT, MOST_IDLE, RankDeadError
 from tests.specdec.parallel.ranked_engine import PROMPT, engine
 from tests.specdec.world import World
 
@@ -65,17 +66,13 @@ def test_an_operation_ends_by_its_timeout(tmp_path: Path, operation: str) -> Non
     assert other.size == 2
 
 
-@pytest.mark.parametrize("settings", [{"ranks": 2}, {"pipeline_parallel_size": 2}], ids=["tensor", "stages"])
-def test_a_rank_that_is_stuck_ends_the_engine(
-    world: World, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
-) -> None:
-    """It gives signs of life, and takes part in no step. Users wait 10 seconds for that, not these tests' time."""
+def test_a_rank_that_takes_part_in_no_step_ends_the_engine(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives signs of life. Users wait 10 seconds for that, not this test's time."""
     assert first_rank.COLLECTIVE_TIMEOUT + first_rank._LAST_WORDS < 10
     assert MOST_MISSED * BEAT + first_rank._LAST_WORDS < 10
-    monkeypatch.setattr("specdec.parallel.rank_layout.STAGE_PATIENCE", 1)
     released = threading.Event()
     with ExitStack() as stack:
-        llm = next(started(world, stack, monkeypatch, settings))
+        llm = next(started(world, stack, monkeypatch, {"ranks": 2}))
         stack.callback(released.set)
         act, first = LLMEngine.act, llm.engine
 
@@ -87,6 +84,44 @@ def test_a_rank_that_is_stuck_ends_the_engine(
             # Several steps: the rank takes the first one up as before.
             llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), use_tqdm=False)
         assert not released.is_set()
+
+
+HANGING = """
+import os, sys, time
+from specdec.engine.engine import LLMEngine
+
+act = LLMEngine.act
+
+def hang(self, command):
+    while "specdec.building.rank_process" in " ".join(sys.orig_argv) and os.path.exists({mark!r}):
+        time.sleep(0.1)
+    return act(self, command)
+
+LLMEngine.act = hang
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_a_rank_that_hangs_ends_the_engine_soon(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str
+) -> None:
+    """Stages wait for each other for minutes, for they may be at work as long; a rank that is not says so."""
+    assert (MOST_IDLE + 1) * BEAT + first_rank._LAST_WORDS < 10
+    mark = tmp_path / "hangs"
+    (tmp_path / "hanging.py").write_text(HANGING.format(mark=str(mark)))
+    monkeypatch.syspath_prepend(tmp_path)
+    # Of the processes that it starts.
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr("specdec.llm.ranks_of", lambda config: ranks_of(config, 600.0))
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    # The plug-in replaces it in this process too.
+    monkeypatch.setattr(LLMEngine, "act", LLMEngine.act)
+    with LLM(world.folder / "target", None, plugins=["hanging"], threads=1, **{size: 2}) as llm:
+        llm.generate([PROMPT], params, use_tqdm=False)
+        mark.touch()
+        with pytest.raises(RankDeadError, match="^rank 1 of 2 hangs: it has done nothing for 7 seconds; the engine"):
+            llm.generate([PROMPT], params, use_tqdm=False)
 
 
 def started(world: World, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> Iterator[LLM]:

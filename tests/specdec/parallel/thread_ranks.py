@@ -16,7 +16,7 @@ class ThreadRank:
 
     def __init__(self, store: str, rank: int) -> None:
         def run() -> None:
-            serve(meet(file_store(store), rank, LOOPBACK))
+            serve(meet(file_store(store), rank, LOOPBACK), end=lambda _: None)
 
         self._thread = threading.Thread(target=run, name=f"rank {rank}", daemon=True)
         self._thread.start()
