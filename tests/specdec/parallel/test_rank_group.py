@@ -120,7 +120,7 @@ def test_a_rank_that_hangs_ends_the_engine_soon(
     with LLM(world.folder / "target", None, plugins=["hanging"], threads=1, **{size: 2}) as llm:
         llm.generate([PROMPT], params, use_tqdm=False)
         mark.touch()
-        with pytest.raises(RankDeadError, match="^rank 1 of 2 hangs: it has done nothing for 7 seconds; the engine"):
+        with pytest.raises(RankDeadError, match=r"^rank 1 of 2 hangs: it has done nothing for 7 seconds; the engine"):
             llm.generate([PROMPT], params, use_tqdm=False)
 
 
