@@ -16,8 +16,9 @@ from specdec.kernels.native.library import (
     MatrixFields,
     address_of,
     cache_layout,
+    joined,
     numbers,
-    room,
+    padded_tables,
 )
 from specdec.kernels.native.operations import NativeLayer, NativeProjection, RowAdapters, embedding_fields
 from specdec.kernels.types.draft_trees import HostTrees
@@ -68,17 +69,20 @@ class NativeTrees(ABC):
         order = sorted(range(len(rows)), key=lambda row: not drafts[row])
         ordered, trees, cache = [rows[i] for i in order], sum(drafts), self.cache
         with_trees = ordered[:trees]
-        blocks = max(len(row.block_table) for row in rows)
-        tables = numbers(
-            [block for row in ordered for block in (*row.block_table, *[0] * (blocks - len(row.block_table)))]
-        )
-        tokens = numbers([token for row in ordered for token in row.tokens])
-        starts, ends, firsts = (
-            numbers(list(given)) for given in zip(*((row.start, row.end, row.first) for row in ordered), strict=True)
-        )
-        budgets, depths = numbers([row.num_nodes for row in with_trees]), numbers([row.depth for row in with_trees])
+        tables, blocks = padded_tables([row.block_table for row in ordered])
+        budgets = [row.num_nodes for row in with_trees]
         most = max(budgets, default=0)
-        sizes, nodes, parents, ranks = room(trees), room(trees * most), room(trees * most), room(trees * most)
+        written, lists = joined(
+            [0] * trees,
+            *[[0] * (trees * most)] * 3,
+            [token for row in ordered for token in row.tokens],
+            [row.start for row in ordered],
+            [row.end for row in ordered],
+            [row.first for row in ordered],
+            tables,
+            budgets,
+            [row.depth for row in with_trees],
+        )
         values = array("f", bytes(4 * trees * most))
         temperatures = limits = None
         if any(row.temperature != 1 for row in with_trees):
@@ -101,21 +105,22 @@ class NativeTrees(ABC):
                 *self._layout,
                 most,
                 least_reach,
-                *map(address_of, (tokens, starts, ends, firsts, tables, budgets, depths)),
+                *lists[4:],
                 *self._addresses,
                 None if temperatures is None else temperatures.data_ptr(),
                 None if limits is None else limits.data_ptr(),
                 None if noise is None else address_of(noise),
-                *map(address_of, (sizes, nodes, parents, ranks)),
+                *lists[:4],
                 address_of(values),
                 None if adapters is None else address_of(adapters),
             ),
         )
         found = [NO_DRAFTS] * len(rows)
-        for place, row, size in zip(range(0, trees * most, most or 1), order, sizes, strict=False):
-            own = slice(place, place + size)
-            columns = tuple(nodes[own]), tuple(parents[own]), None, tuple(ranks[own])
-            found[row] = DraftTree(*columns, read_values=memoryview(values)[own].tolist, check=False)
+        for place, row, size in zip(range(0, trees * most, most or 1), order, written[:trees], strict=False):
+            begins = (trees + part * trees * most + place for part in range(3))
+            nodes, parents, ranks = (tuple(written[begin : begin + size]) for begin in begins)
+            read = memoryview(values)[place : place + size].tolist
+            found[row] = DraftTree(nodes, parents, None, ranks, read_values=read, check=False)
         return HostTrees(found)
 
     def _noise(self, rows: Sequence[DraftingRow]) -> "array[int] | None":

@@ -191,10 +191,27 @@ def room(count: int) -> "array[int]":
     return array("q", bytes(8 * count))
 
 
-def padded_tables(tables: Sequence[Sequence[int]]) -> "tuple[array[int], int]":
+def joined(*lists: Sequence[int]) -> "tuple[array[int], list[int]]":
+    """Return lists of whole numbers in one array, and where each begins: quicker than an array for each.
+
+    Lists of zeros are memory that the library writes.
+    """
+    flat, begins = list[int](), list[int]()
+    for each in lists:
+        begins.append(len(flat))
+        flat += each
+    whole = numbers(flat)
+    base = address_of(whole)
+    return whole, [base + whole.itemsize * begin for begin in begins]
+
+
+def padded_tables(tables: Sequence[Sequence[int]]) -> tuple[list[int], int]:
     """Return block tables of one length in turn, and that length."""
-    longest = max(len(table) for table in tables)
-    return numbers(block for table in tables for block in (*table, *[0] * (longest - len(table)))), longest
+    longest, padded = max(map(len, tables)), list[int]()
+    for table in tables:
+        padded += table
+        padded += [0] * (longest - len(table))
+    return padded, longest
 
 
 def cache_layout(kv: Tensor) -> tuple[int, int, int]:

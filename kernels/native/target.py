@@ -12,6 +12,7 @@ from specdec.kernels.native.library import (
     TargetFields,
     address_of,
     cache_layout,
+    joined,
     numbers,
     padded_tables,
 )
@@ -72,15 +73,14 @@ class NativeTarget:
             packed += row.tokens
             packed += tree.tokens
             parents += tree.parents
-        cached, known = numbers([row.num_cached for row in rows]), numbers([len(row.tokens) for row in rows])
-        nodes, scored = numbers([len(tree) for tree in trees]), numbers([row.num_scored for row in rows])
-        tokens, above, cache = numbers(packed), numbers(parents), self.cache
+        known, nodes = [len(row.tokens) for row in rows], [len(tree.tokens) for tree in trees]
+        cached, scored, cache = [row.num_cached for row in rows], [row.num_scored for row in rows], self.cache
+        kept, lists = joined(packed, cached, known, nodes, scored, tables, parents)
         adapters = [row.adapter for row in rows]
         spans = numbers([])
         if any(adapters):
             assert self._adapters is not None
-            counts = [len(row.tokens) + len(tree) for row, tree in zip(rows, trees, strict=True)]
-            spans = self._adapters.spans(adapters, counts)
+            spans = self._adapters.spans(adapters, [own + drafted for own, drafted in zip(known, nodes, strict=True)])
         logits = cache.rotary.new_empty(sum(scored) + len(parents), self._vocab_size)
         calls = None if before_layer is None else _Calls(before_layer)
         self.library.target_pass(
@@ -90,7 +90,7 @@ class NativeTarget:
                 blocks,
                 cache.block_size,
                 *self._layout,
-                *map(address_of, (tokens, cached, known, nodes, scored, tables, above)),
+                *lists,
                 *self._addresses,
                 logits.data_ptr(),
                 NO_CALLS if calls is None else calls.pointer,
@@ -98,6 +98,8 @@ class NativeTarget:
                 address_of(spans) if spans else None,
             ),
         )
+        # Until here the library reads them.
+        del kept
         if calls is not None:
             calls.check()
         return logits

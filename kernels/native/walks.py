@@ -6,7 +6,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from specdec.kernels.native.library import KINDS, Library, WalkFields, address_of, numbers, room
+from specdec.kernels.native.library import KINDS, Library, WalkFields, joined
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.types import Acceptance, NoiseKey, NoiseRows, NoiseSource, Stream
 
@@ -73,16 +73,27 @@ class NativeWalks:
             places: where the noise of each row and of each of `levels` levels lies, 0 for none; empty if none has any.
         """
         own, rows, scores = trees.read(), len(noise.keys), scores.contiguous()
-        sizes, sampled = numbers(trees.sizes), numbers([key is not None for key in noise.keys])
-        tokens = numbers([token for tree in own for token in tree.tokens])
-        parents = numbers([parent for tree in own for parent in tree.parents])
-        keys = tables = None
+        tokens, parents, keys = list[int](), list[int](), list[int]()
+        for tree in own:
+            tokens += tree.tokens
+            parents += tree.parents
+        tables = list[Tensor | None]()
         if rule != COUPLED:
-            keys = numbers([number for key in noise.keys for number in key or (0, 0, 0)])
-            tables = [None if one.draft_probs is None else one.draft_probs.float().contiguous() for one in own]
-        vectors = numbers(places) if places else None
-        draft_probs = None if tables is None else numbers([0 if one is None else one.data_ptr() for one in tables])
-        lengths, next_tokens, paths = room(rows), room(rows), room(len(tokens))
+            keys += [number for key in noise.keys for number in key or (0, 0, 0)]
+            tables += [None if one.draft_probs is None else one.draft_probs.float().contiguous() for one in own]
+        written, lists = joined(
+            [0] * rows,
+            [0] * rows,
+            [0] * len(tokens),
+            trees.sizes,
+            [key is not None for key in noise.keys],
+            tokens,
+            parents,
+            keys,
+            places,
+            [0 if one is None else one.data_ptr() for one in tables],
+        )
+        outputs, inputs, perhaps = lists[:3], lists[3:7], zip((keys, places, tables), lists[7:], strict=True)
         self.library.walk(
             WalkFields(
                 rule,
@@ -91,13 +102,16 @@ class NativeWalks:
                 KINDS[scores.dtype],
                 levels,
                 scores.data_ptr(),
-                *map(address_of, (sizes, sampled, tokens, parents)),
-                *(None if part is None else address_of(part) for part in (keys, vectors, draft_probs)),
-                *map(address_of, (lengths, next_tokens, paths)),
+                *inputs,
+                *(address if part else None for part, address in perhaps),
+                *outputs,
             )
         )
-        starts = accumulate(sizes, initial=0)
+        lengths, next_tokens = written[:rows], written[rows : 2 * rows]
+        if not tokens:
+            return [Acceptance((), token) for token in next_tokens]
+        starts = accumulate(trees.sizes, initial=2 * rows)
         return [
-            Acceptance(tuple(paths[start : start + length]), token)
+            Acceptance(tuple(written[start : start + length]), token)
             for start, length, token in zip(starts, lengths, next_tokens, strict=False)
         ]

@@ -89,11 +89,13 @@ def _score(
 
 
 def _result(tree: DraftTree, acceptance: Acceptance) -> RowResult:
-    path, next_token = acceptance
+    (path, next_token), num_nodes = acceptance, len(tree.tokens)
     is_dead_end = next_token == NO_TOKEN
-    tokens = [*(tree.tokens[node] for node in path), *([] if is_dead_end else [next_token])]
+    tokens = [tree.tokens[node] for node in path]
+    if not is_dead_end:
+        tokens.append(next_token)
     return RowResult(
-        num_nodes=len(tree),
+        num_nodes=num_nodes,
         num_chained=tree.num_chained,
         path=path,
         ranks=[tree.ranks[node] for node in path] if tree.ranks else path,
@@ -101,5 +103,5 @@ def _result(tree: DraftTree, acceptance: Acceptance) -> RowResult:
         is_dead_end=is_dead_end,
         # Values of a draft node that overflow reach every row that reads them under a mask. A plain step would not
         # have met them.
-        needs_retry=len(tree) > 0 and not tokens,
+        needs_retry=num_nodes > 0 and not tokens,
     )

@@ -59,7 +59,7 @@ KEPT_OF_SHARE = 16
 WARM_SECONDS = 0.002
 # In a run of more than LONG_RUN plain steps, or steps with trees, one step in MEASURED_EVERY corrects the costs: a
 # correction takes 2 to 10 % of a small model's step. Not one in two or four: patterns of that length would be missed.
-LONG_RUN, MEASURED_EVERY = 32, 5
+LONG_RUN, MEASURED_EVERY = 16, 5
 # Lower bound of a ratio: noise in the part it is separated from can make a part seem to take no time.
 LEAST = 0.01
 # Upper bound of a share: measurements are noisy, so it may exceed the whole.
