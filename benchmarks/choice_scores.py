@@ -16,13 +16,14 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from benchmarks.report import write
 from specdec import LLM, SamplingParams
 from specdec.config import DEMO
+from specdec.execution.model_runner import PreparedPass
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.tree import TreeRow
+from specdec.kernels.types.upload import Packet
 
 PROMPT = "I would like to find a cheap restaurant in the centre of town. The assistant asks about"
 WORDS = (" the", " a", " your", " my", " this")
@@ -46,12 +47,12 @@ class Passes:
     def __init__(self, llm: LLM) -> None:
         self.rows: list[int] = []
         runner = llm.engine.worker.runner
-        self._forward = runner.forward
-        runner.forward = self._count  # type: ignore[method-assign]
+        self._prepare = runner.prepare
+        runner.prepare = self._count  # type: ignore[method-assign]
 
-    def _count(self, parts: Sequence[TreeRow], trees: DraftTrees, tokens: Tensor | None = None) -> Tensor:
+    def _count(self, parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet) -> PreparedPass:
         self.rows.append(sum(len(part.tokens) for part in parts) + sum(trees.sizes))
-        return self._forward(parts, trees, tokens)
+        return self._prepare(parts, trees, packet)
 
 
 def timed(llm: LLM, prompt: list[int], params: SamplingParams) -> float:

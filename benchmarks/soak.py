@@ -28,6 +28,7 @@ from specdec.core.engine_stats import EngineStats
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.upload import Packet
 from specdec.scheduling.integrity import check_scheduler
 
 # Requests in a row that are alike in how much they grow: many that grow at once are what preempts.
@@ -76,12 +77,12 @@ class AbortingDrafter:
         self.llm, self.drafter, self.chance, self.aborted = llm, llm.engine.worker.drafter, chance, 0
         self.prepare_ahead = self.drafter.prepare_ahead
 
-    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
+    def propose(self, rows: Sequence[DraftRow], packet: Packet | None = None) -> DraftTrees:
         if self.chance.random() < ABORT_WITHIN_STEP:
             request = self.chance.choice([*self.llm.engine.scheduler.queues])
             self.aborted += not request.finished
             self.llm.engine.abort(request)
-        return self.drafter.propose(rows)
+        return self.drafter.propose(rows, packet)
 
 
 def soak(

@@ -248,6 +248,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
     if device.type != "cuda" and not knobs.runtime.interpret:
         raise ValueError(f"the triton kernels run on {device} in Triton's interpreter alone; set TRITON_INTERPRET=1")
     from specdec.kernels.triton import (
+        accepted,
         elementwise,
         grouped_lora,
         gumbel_argmax,
@@ -286,7 +287,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         filter_logits=logit_filters.filter_logits,
         search=SearchKernels(top_k, tree_search.next_frontier, tree_search.best_nodes),
         grouped_lora=grouped_lora.grouped_lora,
-        walks=Walks(walks.coupled_walk, walks.rejection_walk),
+        walks=Walks(walks.coupled_walk, walks.rejection_walk, accepted.move_accepted, accepted.place_tokens),
         limits=KernelLimits(
             head_dims=tree_attention.HEAD_DIMS,
             max_nodes=tree_attention.MAX_WORDS * WORD_BITS,

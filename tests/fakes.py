@@ -20,6 +20,7 @@ from specdec.draft_heads.heads.edge_scorers import DominoConfig, MarkovConfig, S
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import ROOT, DraftTree
+from specdec.kernels.types.upload import Packet
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 TINY = {
@@ -143,7 +144,7 @@ class RandomDrafter(NoDrafter):
         self.vocab_size = vocab_size
         self.random = random.Random(seed)
 
-    def propose(self, rows: Sequence[DraftRow]) -> HostTrees:
+    def propose(self, rows: Sequence[DraftRow], packet: Packet | None = None) -> HostTrees:  # noqa: ARG002
         return HostTrees([self.tree(row) if row.num_nodes else DraftTree() for row in rows])
 
     def tree(self, row: DraftRow) -> DraftTree:

@@ -28,15 +28,16 @@ class Counts:
             frame = frame.f_back
         self.places.setdefault(kind, Counter())[f"{frame.f_globals['__name__']}:{frame.f_lineno} {what}"] += 1
 
-    def add_operation(self, name: str, made: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    def add_operation(self, name: str, made: Sequence[Tensor], given: Sequence[Tensor], *, writes: bool) -> None:
         """Count a torch function, unless it makes a view.
 
         Args:
             made: its results, on the host.
             given: its arguments on GPUs, likewise.
+            writes: whether it was told where its result goes.
         """
         held = {one.untyped_storage().data_ptr() for one in given}
-        writes = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
+        writes |= (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
         if writes or any(one.untyped_storage().data_ptr() not in held for one in made):
             self.add("operation", name)
 

@@ -152,7 +152,8 @@ class SimulatedGPU(TorchFunctionMode):
             if not tensors_of(found):
                 return found
             if self._capture is None and not is_upload and name not in (*EMPTY, "__get__"):
-                self.counts.add_operation(name, tensors_of(found), [one.raw for one in on_gpu])
+                raw = [one.raw for one in on_gpu]
+                self.counts.add_operation(name, tensors_of(found), raw, writes="out" in settings)
             if name == "to" and on_gpu and device.index != on_gpu[0].gpu.index:
                 found = found.clone()
             if comes_down:

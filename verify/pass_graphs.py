@@ -21,7 +21,7 @@ from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.tree import TreeRow
-from specdec.kernels.types.upload import Packet, PacketLayout
+from specdec.kernels.types.upload import Packet, PacketLayout, copy_parts
 from specdec.verify.tree_batch import PackedBatch, TreeBatch, row_layout
 
 # Token counts up to the first number are padded to multiples of the second. Longer steps are not captured: their
@@ -106,9 +106,9 @@ class PassGraphs:
         tokens = limits.padded_tokens
         self.adapters = AdapterBuffer(tokens, limits.adapters, device) if limits.adapters else None
         self.captured: dict[PassKey, _PassGraph] = {}
-        self.rows = torch.zeros(self.layout(tokens).size, dtype=torch.uint8, device=device)
+        # Of a pass, its rows and behind them its plans.
         most = max(self.plan_layout(key)[1].size for key in self.pass_keys())
-        self.plans = torch.zeros(most, dtype=torch.uint8, device=device)
+        self.inputs = torch.zeros(self.layout(tokens).size + most, dtype=torch.uint8, device=device)
         self.tables = torch.zeros(limits.rows, limits.blocks, dtype=torch.int64, device=device)
 
     def layout(self, tokens: int) -> PacketLayout:
@@ -208,8 +208,7 @@ class _PassGraph:
     def __init__(self, owner: PassGraphs, key: PassKey) -> None:
         self.owner, self.key = owner, key
         layout = owner.layout(key.tokens)
-        self._rows = owner.rows[: layout.size]
-        tokens, positions, slots, visible, ancestors, *sources = layout.views(self._rows)
+        tokens, positions, slots, visible, ancestors, *sources = layout.views(owner.inputs[: layout.size])
         # The kernel reads the plan alone, so the rows' lengths are not needed.
         rows = RaggedRows(
             query_lens=(),
@@ -222,8 +221,8 @@ class _PassGraph:
             first=owner.first,
         )
         self.rooms, self._plan_layout = owner.plan_layout(key)
-        self._plans = owner.plans[: self._plan_layout.size]
-        views = self._plan_layout.views(self._plans)
+        self._inputs = owner.inputs[: layout.size + self._plan_layout.size]
+        views = self._plan_layout.views(self._inputs[layout.size :])
         for one, room, items, joins in zip(owner.geometries, self.rooms, views[::2], views[1::2], strict=True):
             (rows.plans[one],) = room.plans(items, joins)
         self.adapted = owner.adapters.rows(key.tokens) if owner.adapters is not None and key.adapted else None
@@ -258,8 +257,7 @@ class _PassGraph:
         adapted = AdapterRows.of(given)
 
         def fill(batch: TreeBatch) -> None:
-            self._rows.copy_(rows)
-            self._plans.copy_(plans)
+            copy_parts([rows, plans], self._inputs)
             tables = batch.rows.block_tables
             owner.tables[: tables.shape[0], : tables.shape[1]].copy_(tables)
             if self.adapted is not None and adapted is not None:

@@ -92,6 +92,8 @@ class TreeBatch:
             logit_rows += range(start + known - part.num_scored, start + known + size)
         tables = packet.add(pad_block_tables([part.block_table for part in parts]))
         wanted = packet.add(logit_rows)
+        completion = trees.completion(node_rows, packet) if node_rows else None
+        # Last, so that what a graph takes besides follows it.
         image = None if layout is None else packet.begin(layout)
         # In the order of `row_layout`.
         own_tokens, own_positions, own_slots, own_visible, own_ancestors = map(
@@ -119,7 +121,7 @@ class TreeBatch:
             row_starts=tuple(starts),
             sources=before,
         )
-        return PackedBatch(batch, trees.completion(node_rows, packet) if node_rows else None, image)
+        return PackedBatch(batch, completion, image)
 
 
 def row_layout(tokens: int, words: int, first: int = 0) -> PacketLayout:

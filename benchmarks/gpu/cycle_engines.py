@@ -153,21 +153,26 @@ class Engines:
 
     def steps(self, engine: Any, batch: int) -> tuple[list[float], list[float]]:
         """Seconds of steps of `batch` requests behind their prompts, and of the target's passes in them."""
-        sizes, forward, passes = self.sizes, engine.worker.runner.forward, list[float]()
+        sizes, prepare, passes = self.sizes, engine.worker.runner.prepare, list[float]()
 
         def timed_pass(*arguments: Any) -> Any:
-            logits, seconds = timed(self.device, lambda: forward(*arguments))
-            passes.append(seconds)
-            return logits
+            run = prepare(*arguments)
+
+            def pass_of(tokens: Any = None) -> Any:
+                logits, seconds = timed(self.device, lambda: run(tokens))
+                passes.append(seconds)
+                return logits
+
+            return pass_of
 
         with self.decoding(engine, batch):
             whole = step_times(engine, sizes.steps)
-            engine.worker.runner.forward = timed_pass
+            engine.worker.runner.prepare = timed_pass
             try:
                 for _ in range(sizes.steps):
                     engine.step()
             finally:
-                engine.worker.runner.forward = forward
+                engine.worker.runner.prepare = prepare
         return whole, passes
 
 

@@ -46,15 +46,12 @@ def _best_nodes(sizes: Sizes, rows: int, device: torch.device) -> Case:
     best = torch.stack([level.best for level in levels[:-1]], 1)
     given = SearchedLevels(values, tokens, best, *bounds)
 
-    def flat(found: tuple[tuple[Tensor, ...], Tensor]) -> tuple[Tensor, ...]:
-        return (*found[0], found[1])
-
     return Case(
-        run=lambda: flat(best_nodes(given, most, tree.branching)),
-        twin=lambda: flat(reference.best_nodes(given, most, tree.branching)),
+        run=lambda: tuple(best_nodes(given, most, tree.branching)),
+        twin=lambda: tuple(reference.best_nodes(given, most, tree.branching)),
         num_bytes=rows * (count + 5 * most) * NUMBER,
         bound=EXACT,
-        peers={"torch": Peer(lambda: flat(reference.best_nodes(given, most, tree.branching)))},
+        peers={"torch": Peer(lambda: tuple(reference.best_nodes(given, most, tree.branching)))},
     )
 
 

@@ -21,7 +21,7 @@ from specdec.kernels.triton.attention_plan import (
 from specdec.kernels.triton.plan_buffer import Capture, PlanRoom
 from specdec.kernels.types.adapters import AdapterBuffer, fill_adapted
 from specdec.kernels.types.integers import ceil_div, next_power_of_2
-from specdec.kernels.types.upload import Packet, PacketLayout
+from specdec.kernels.types.upload import Packet, PacketLayout, copy_parts
 from specdec.verify.pass_graphs import PassGraphs
 
 Grown = TypeVar("Grown")
@@ -132,14 +132,14 @@ class _Inputs:
     """Memory that the graphs of a loop read, for the largest batch.
 
     Attributes:
-        levels, plans: bytes of `level_layout`, and of the plans.
+        numbers: bytes of `level_layout`, and behind them of the plans.
     """
 
     def __init__(self, owner: LoopGraphs[Grown], levels: DraftLevels) -> None:
         device = levels.tables.device
         self.hidden: Tensor | None = None
-        self.levels = torch.zeros(levels.layout().size, dtype=torch.uint8, device=device)
-        self.plans = torch.zeros(_plan_layout(owner.rooms(levels)).size, dtype=torch.uint8, device=device)
+        size = levels.layout().size + _plan_layout(owner.rooms(levels)).size
+        self.numbers = torch.zeros(size, dtype=torch.uint8, device=device)
         self.tables = torch.zeros(levels.num_rows, owner.max_blocks, dtype=torch.int64, device=device)
         self.adapters = AdapterBuffer(len(levels.positions), owner.adapters, device) if owner.adapters else None
 
@@ -156,15 +156,15 @@ class _DraftGraph(Generic[Grown]):
         self.owner, self._inputs, rows = owner, inputs, levels.num_rows
         layout, self.rooms = levels.layout(), owner.rooms(levels)
         self._plan_layout = _plan_layout(self.rooms)
-        assert layout.size <= len(inputs.levels), "the largest batch comes first"
-        self._levels, self._plans = inputs.levels[: layout.size], inputs.plans[: self._plan_layout.size]
-        views = self._plan_layout.views(self._plans)
+        self._numbers = inputs.numbers[: layout.size + self._plan_layout.size]
+        assert len(self._numbers) == layout.size + self._plan_layout.size, "the largest batch comes first"
+        views = self._plan_layout.views(self._numbers[layout.size :])
         given = zip(owner.geometries, self.rooms, views[::2], views[1::2], strict=True)
         is_adapted = inputs.adapters is not None and levels.adapted is not None
         nodes = len(levels.positions)
         self.adapted = inputs.adapters.rows(nodes) if inputs.adapters is not None and is_adapted else None
         self.levels = replace(
-            levels.placed(layout.views(self._levels)),
+            levels.placed(layout.views(self._numbers[: layout.size])),
             tables=inputs.tables[:rows],
             # Not needed: the kernel uses the plans.
             base=(),
@@ -208,8 +208,7 @@ class _DraftGraph(Generic[Grown]):
                 room.check(plan)
 
         def fill(hidden: Tensor) -> None:
-            self._levels.copy_(given)
-            self._plans.copy_(plans)
+            copy_parts([given, plans], self._numbers)
             self.levels.tables[:, : levels.tables.shape[1]].copy_(levels.tables)
             self.hidden[: len(hidden)].copy_(hidden)
             if self.adapted is not None:

@@ -92,7 +92,7 @@ class DraftLevels:
             for_graph: whether they are copied into a graph's; see `image`. No row then needs logit edits.
             depth: most levels; None for one more than there are passes.
             ahead: entries between the known tokens and the scratch ones, for the tokens that the step brings, 0 where
-                all are known. The inputs are those for one token; see `advance`.
+                all are known. The inputs are those for one token; see `own_positions`.
         """
         levels, width, _ = own_bits.shape
         known = [len(row.token_ids) for row in rows]
@@ -159,12 +159,12 @@ class DraftLevels:
     def num_rows(self) -> int:
         return len(self.tables)
 
-    def advance(self, tokens: Tensor) -> None:
-        """Move the roots on by what the step has brought beyond one token, int64 `[rows]` of the first rows."""
+    @property
+    def own_positions(self) -> tuple[Tensor, Tensor]:
+        """What moves on by what a step brings beyond one token, int64: `[rows, width]` rotary, `[rows]` of noise."""
         noise = self.noise.on_device
         assert noise is not None
-        self.positions.view(self.num_rows, self.width)[: len(tokens)].add_(tokens[:, None])
-        noise.positions[: len(tokens)].add_(tokens)
+        return self.positions.view(self.num_rows, self.width), noise.positions
 
     def restart(self) -> None:
         """Start over from the roots."""

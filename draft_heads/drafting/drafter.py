@@ -79,10 +79,14 @@ DraftAhead = Callable[[Walk], Learner]
 class Drafter(Protocol):
     """Proposer of draft trees. Its state of a request lies in the cache, under the request's block table."""
 
-    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
+    def propose(self, rows: Sequence[DraftRow], packet: Packet | None = None) -> DraftTrees:
         """Draft one tree per row, of at most `num_nodes` nodes and `max_depth` levels.
 
         A drafter with a cache of its own first fills it up to each row's `draft_prefill_end`.
+
+        Args:
+            packet: may take what the trees are made of, so that the step needs no other; it need not be sent before
+                they are used. None for one of their own.
         """
         ...
 
@@ -96,7 +100,7 @@ class Drafter(Protocol):
 class NoDrafter:
     """Plain decoding: empty trees."""
 
-    def propose(self, rows: Sequence[DraftRow]) -> HostTrees:
+    def propose(self, rows: Sequence[DraftRow], packet: Packet | None = None) -> HostTrees:  # noqa: ARG002
         return HostTrees.empty(len(rows))
 
     def prepare_ahead(self, rows: Sequence[DraftRow], trees: DraftTrees, places: Sequence[int], packet: Packet) -> None:

@@ -1,15 +1,13 @@
 """Trees of the coming step, which a device drafts behind the verification of this one, before the host knows it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.nn.functional import pad
 
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.kernels.types.draft_trees import DraftTrees
-from specdec.kernels.types.types import Acceptance, Walk
-from specdec.kernels.types.upload import Packet
+from specdec.kernels.types.types import Acceptance
 
 
 class NewTokens(NamedTuple):
@@ -29,30 +27,13 @@ class NewTokens(NamedTuple):
         return self.tokens.gather(1, self.accepted[:, None])
 
 
-def new_tokens(trees: DraftTrees, rows: Sequence[int], most: int, packet: Packet) -> Callable[[Walk], NewTokens]:
-    """Return what returns the new tokens of some rows of a walk, once the packet is sent.
-
-    Args:
-        trees: that are walked.
-        rows: places of the rows, whose trees are at most `most - 1` levels deep.
-    """
-    nodes, starts, end = trees.nodes(packet), list[int](), 0
+def first_nodes(trees: DraftTrees, rows: Sequence[int]) -> list[int]:
+    """Return the first node of some rows' trees among the nodes of all."""
+    starts, end = list[int](), 0
     for size in trees.sizes:
         starts.append(end)
         end += size
-    # An empty tree may be the last one.
-    first = packet.add([[min(starts[row], end - 1)] for row in rows])
-    chosen = None if list(rows) == list(range(len(starts))) else packet.add(rows)
-
-    def found(walk: Walk) -> NewTokens:
-        own = walk if chosen is None else Walk(*(part.index_select(0, chosen) for part in walk))
-        tokens = nodes().tokens[own.paths[:, : most - 1].clamp_min(0) + first]
-        tokens = pad(tokens, (0, most - tokens.shape[1]))
-        # Where no token can follow, the request ends.
-        tokens.scatter_(1, own.lengths[:, None], own.next_tokens.clamp_min(0)[:, None])
-        return NewTokens(tokens, own.lengths)
-
-    return found
+    return [starts[row] for row in rows]
 
 
 class LoopAhead(NamedTuple):

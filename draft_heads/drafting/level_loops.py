@@ -276,26 +276,24 @@ class LevelLoops(ABC, Generic[State]):
         packed, run = self._packed(rows, parts, packet)
         return lambda: (packed.batch, run(packed.complete()))
 
-    def _reading_ahead(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[NewTokens], Tensor]:
+    def _reading_ahead(
+        self, rows: Sequence[DraftRow], packet: Packet
+    ) -> tuple[Tensor, Tensor | None, Callable[[], Tensor]]:
         """Return what reads the tokens that a step brings, once the packet is sent and the device knows them.
 
-        It returns the states of as many tokens as there may be, `[rows, most, state_size]`.
+        Returns:
+            Where the tokens go, int64 `[rows, most]`; slots of the tokens before them, so too, None where there are
+            none; and what returns the states of as many tokens as there may be, `[rows, most, state_size]`.
         """
         most, count = self.shape.tokens, len(rows)
         parts = [TreeRow([0] * most, len(row.token_ids), row.block_table, 1, row.adapter) for row in rows]
         packed, run = self._packed(rows, parts, packet)
-
-        def read(new: NewTokens) -> Tensor:
-            batch = packed.complete()
-            batch.tokens[: count * most].view(count, most).copy_(new.tokens)
-            if batch.sources is not None:
-                # Nothing may have been written where there is no token.
-                sources = batch.sources[: count * most].view(count, most)
-                place = torch.arange(most, device=sources.device)
-                sources.copy_(torch.where(place <= new.accepted[:, None], sources, sources[:, :1]))
-            return run(batch)[: count * most].view(count, most, -1)
-
-        return read
+        tokens, sources = (
+            None if part is None else part[: count * most].view(count, most)
+            for part in (packed.batch.tokens, packed.batch.sources)
+        )
+        assert tokens is not None
+        return tokens, sources, lambda: run(packed.complete())[: count * most].view(count, most, -1)
 
     def _packed(self, rows: Sequence[DraftRow], parts: list[TreeRow], packet: Packet) -> "tuple[PackedBatch, Pass]":
         """Return packed tokens to be read, and the pass over them."""

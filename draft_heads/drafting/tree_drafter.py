@@ -4,18 +4,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_levels import DraftLevels
 from specdec.draft_heads.drafting.drafter import DraftAhead, DraftRow, Proposal
-from specdec.draft_heads.drafting.drafts_ahead import DraftsAhead, LoopAhead, new_tokens
+from specdec.draft_heads.drafting.drafts_ahead import DraftsAhead, LoopAhead, NewTokens, first_nodes
 from specdec.draft_heads.drafting.level_loops import LevelLoops, State, step_keys
 from specdec.draft_heads.drafting.one_call_rows import one_call_rows
 from specdec.draft_heads.drafting.tree_draw import TreeDraw
 from specdec.draft_heads.drafting.tree_search import Searched, TreeBounds, TreeSearch
+from specdec.kernels.types.device_trees import DeviceTrees
 from specdec.kernels.types.draft_trees import DraftTrees, HostTrees
 from specdec.kernels.types.fused import DraftingRow, FusedDrafting
-from specdec.kernels.types.types import Walk
+from specdec.kernels.types.types import TokenTargets, Walk
 from specdec.kernels.types.upload import Packet
 from specdec.verify.verifier import noise_keys
 
@@ -35,7 +37,7 @@ class TreeDrafter(LevelLoops[State]):
         """Return whether drafting ends at a level that is too rarely reached, `DraftShape.min_reach`."""
         return self.shape.min_reach > 0
 
-    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
+    def propose(self, rows: Sequence[DraftRow], packet: Packet | None = None) -> DraftTrees:
         """Draft one tree per row; none after a single token where a head needs the feature before it."""
         ahead, self._ahead = self._ahead, None
         places = {} if ahead is None else ahead.places_of(rows)
@@ -52,7 +54,7 @@ class TreeDrafter(LevelLoops[State]):
             given = one_call_rows([rows[i] for i in reading], self.shape.depth, self.first, self.proposal)
             if given is not None and self.one_call.takes(given):
                 return self._draft_in_one_call(self.one_call, given, rows, reading)
-        packet = Packet(self.kv.device)
+        packet = Packet(self.kv.device) if packet is None else packet
         # The trees of all rows, group by group, with the row of each; of one form, `HostTrees` or `DeviceTrees`.
         found, order = list[Any](), list[int | None]()
         if ahead is not None and places:
@@ -61,12 +63,11 @@ class TreeDrafter(LevelLoops[State]):
                 own = [row_of.get(place) for place in loop.places]
                 if any(row is not None for row in own):
                     order += own
-                    found.append(self._choosing(loop, [None if i is None else rows[i] for i in own], packet))
+                    found.append(self._trees_of(loop, [None if i is None else rows[i] for i in own], packet))
         read = self._reading([rows[i] for i in reading], packet) if reading else None
-        packet.send()
-        # Before other graphs run, whose memory the candidates share.
-        found = [choose() for choose in found]
         if read is not None:
+            packet.send()
+            found = [_chosen(own) for own in found]
             # A device reads while the host prepares the levels.
             found += self._drafted(read(), rows, reading, order, packet)
         if not found:
@@ -155,8 +156,9 @@ class TreeDrafter(LevelLoops[State]):
         if not kept:
             return None
         chosen = [rows[k] for k in kept]
-        read = self._reading_ahead(chosen, packet)
-        tokens_of = new_tokens(trees, [places[k] for k in kept], shape.tokens, packet)
+        tokens, sources, read = self._reading_ahead(chosen, packet)
+        nodes, walked = trees.nodes(packet), [places[k] for k in kept]
+        rows_of, firsts = packet.add(walked), packet.add(first_nodes(trees, walked))
         loops, start = list[tuple[slice, bool, DraftLevels, Callable[[Tensor], Any]]](), 0
         for own, loop, drawn in groups:
             width, keys_of = (self.draw_sizes.width, step_keys) if drawn else (self.branching, noise_keys)
@@ -165,31 +167,38 @@ class TreeDrafter(LevelLoops[State]):
             start += len(own)
 
         def draft(walk: Walk) -> DraftsAhead:
-            new = tokens_of(walk)
-            roots, grown = self._roots(read(new), new), list[LoopAhead]()
-            for part, drawn, levels, run in loops:
-                levels.advance(new.accepted[part])
+            place = self.kernels.walks.place_tokens
+            assert place is not None
+            new = NewTokens(tokens, torch.empty_like(rows_of))
+            for part, _, levels, _ in loops:
+                positions, noise = (each[: part.stop - part.start] for each in levels.own_positions)
+                own = None if sources is None else sources[part]
+                given = rows_of[part], firsts[part], tokens[part], new.accepted[part], own, positions, noise
+                place(walk, nodes().tokens, TokenTargets(*given))
+            roots, grown = self._roots(read(), new), list[LoopAhead]()
+            for part, drawn, _, run in loops:
                 grown.append(LoopAhead(range(part.start, part.stop), drawn, run(roots[part])))
             self._ahead = DraftsAhead(chosen, grown)
             return self._ahead
 
         return kept, draft
 
-    def _choosing(self, loop: LoopAhead, rows: Sequence[DraftRow | None], packet: Packet) -> Callable[[], DraftTrees]:
-        """Return what chooses the nodes of trees that were drafted ahead, once the packet is sent.
+    def _trees_of(self, loop: LoopAhead, rows: Sequence[DraftRow | None], packet: Packet) -> DeviceTrees:
+        """Return trees that were drafted ahead.
 
         Args:
             rows: of the loop's places, those that take their trees.
+            packet: takes the bounds of searched trees, whose nodes are chosen when they are first used.
         """
         budgets = [0 if row is None else row.num_nodes for row in rows]
         depths = [1 if row is None else min(self.shape.depth, row.max_depth) for row in rows]
         if loop.drawn:
             draw: TreeDraw = loop.grown
             padding = draw.num_rows - len(rows)
-            return lambda: draw.device_trees([*budgets, *[0] * padding], [*depths, *[1] * padding])
+            return draw.device_trees([*budgets, *[0] * padding], [*depths, *[1] * padding])
         bounds = TreeBounds.of(budgets, depths, self.shape.depth, self.branching, packet, self.shape.nodes)
         searched: Searched = loop.grown
-        return lambda: searched.trees(bounds, self.kernels.search)
+        return searched.trees(bounds, self.kernels.search, packet)
 
     def _draft_in_one_call(
         self, one_call: FusedDrafting, given: list[DraftingRow], rows: Sequence[DraftRow], reading: list[int]
@@ -212,7 +221,7 @@ class TreeDrafter(LevelLoops[State]):
             return lambda roots: self._searched(self.search(levels, roots, rows, given), rows, depths)
         run = partial(self.candidates, levels, rows=rows) if graphs is None else graphs.loop_of(levels, packet)
         bounds = self._bounds(rows, depths, levels.depth, packet)
-        return lambda roots: run(roots).trees(bounds, self.kernels.search)
+        return lambda roots: _chosen(run(roots).trees(bounds, self.kernels.search, packet))
 
     def _bounds(self, rows: Sequence[DraftRow], depths: Sequence[int], depth: int, packet: Packet) -> TreeBounds:
         """Return the bounds of rows' trees by a search of `depth` levels."""
@@ -225,8 +234,7 @@ class TreeDrafter(LevelLoops[State]):
             return search.host_trees([row.num_nodes for row in rows], depths)
         packet = Packet(self.kv.device)
         bounds = self._bounds(rows, depths, search.num_levels, packet)
-        packet.send()
-        return search.candidates().trees(bounds, self.kernels.search)
+        return search.candidates().trees(bounds, self.kernels.search, packet)
 
     def _draw(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[Tensor], DraftTrees]:
         """Return what drafts trees of tokens drawn from q, of roots.
@@ -244,6 +252,12 @@ class TreeDrafter(LevelLoops[State]):
         bounds = _padded_bounds(rows, depths, draw.num_rows)
         trees = draw.device_trees(*bounds) if self.kernels.on_device else draw.host_trees(*bounds)
         return _without_padding(trees, len(rows))
+
+
+def _chosen(trees: DeviceTrees) -> DeviceTrees:
+    """Return trees whose nodes are chosen now, before other graphs run, whose memory the candidates share."""
+    _ = trees.batch.table
+    return trees
 
 
 def _padded_bounds(rows: Sequence[DraftRow], depths: Sequence[int], count: int) -> tuple[list[int], list[int]]:

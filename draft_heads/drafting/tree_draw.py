@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_search import TreeLevels
-from specdec.kernels.types.device_trees import NO_PROBS, DeviceNodes, DeviceTrees, NodeColumns
+from specdec.kernels.types.device_trees import NO_PROBS, DeviceNodes, DeviceTrees, NodeTable
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.tree_search import Frontier, SearchKernels
@@ -129,16 +129,16 @@ class TreeDraw(TreeLevels):
         assert table is not None
         first = torch.arange(rows, device=device)[:, None] * table.shape[1]
         depths = [torch.full((width,), level + 1, device=device) for level, width in enumerate(widths)]
-        columns = NodeColumns(
-            tokens=torch.cat(self._tokens, 1)[:, :most],
-            parents=self._parents()[:, :most],
-            depths=torch.cat(depths).expand(rows, -1)[:, :most],
-            ranks=torch.arange(most, device=device).expand(rows, -1),
+        columns = (
+            torch.cat(self._tokens, 1)[:, :most],
+            self._parents()[:, :most],
+            torch.cat(depths).expand(rows, -1)[:, :most],
+            torch.arange(most, device=device).expand(rows, -1),
         )
         draft_probs = DraftProbs(
             table.flatten(0, 1), torch.where(probs == NO_PROBS, probs, probs + first)[:, : 1 + most]
         )
-        return DeviceTrees(DeviceNodes(columns, sizes, len(widths), draft_probs))
+        return DeviceTrees(DeviceNodes.made(NodeTable.of(columns, len(widths)), sizes, len(widths), probs=draft_probs))
 
     def host_trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> HostTrees:
         """Return per row as many whole levels as `budget` nodes and `max_depth` allow, with the q of each parent."""

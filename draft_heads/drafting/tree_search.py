@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.types.device_trees import DeviceNodes, DeviceTrees
+from specdec.kernels.types.device_trees import DeviceNodes, DeviceTrees, NodeTable
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.tree_search import Frontier, SearchedLevels, SearchKernels
@@ -98,16 +98,24 @@ class Searched(NamedTuple):
     best: Tensor
     width: int
 
-    def trees(self, bounds: TreeBounds, kernels: SearchKernels) -> DeviceTrees:
+    def trees(self, bounds: TreeBounds, kernels: SearchKernels, packet: Packet) -> DeviceTrees:
         """Return the trees of the first rows: `TreeSearch.host_trees` on the device.
 
         Every tree has as many nodes as its bounds allow, also where none is possible, so the host knows all sizes
-        without reading a node.
+        without reading a node. They are chosen when they are first used.
+
+        Args:
+            packet: has the bounds, and is sent then at the latest.
         """
         values, tokens, best = (part[: len(bounds.sizes)] for part in self[:3])
         levels = SearchedLevels(values, tokens, best, bounds.counts, bounds.reach)
-        columns, ancestors = kernels.best_nodes(levels, min(bounds.most, values.shape[1]), self.width)
-        return DeviceTrees(DeviceNodes(columns, bounds.sizes, 1 + best.shape[1], ancestors=ancestors))
+        most = min(bounds.most, values.shape[1])
+
+        def make() -> NodeTable:
+            packet.send()
+            return kernels.best_nodes(levels, most, self.width)
+
+        return DeviceTrees(DeviceNodes(make, bounds.sizes, 1 + best.shape[1], most))
 
 
 class TreeSearch(TreeLevels):

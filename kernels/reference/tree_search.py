@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from specdec.kernels.types.device_trees import NodeColumns, ancestors_of
+from specdec.kernels.types.device_trees import NodeTable
 from specdec.kernels.types.tree_search import Frontier, SearchedLevel, SearchedLevels
 from specdec.kernels.types.types import ROOT, TopK
 
@@ -29,7 +29,7 @@ def next_frontier(
     return SearchedLevel(values, tokens, best, Frontier(tokens.gather(1, best), parents, own, bits))
 
 
-def best_nodes(levels: SearchedLevels, most: int, width: int) -> tuple[NodeColumns, Tensor]:
+def best_nodes(levels: SearchedLevels, most: int, width: int) -> NodeTable:
     """See `specdec.kernels.triton.tree_search`."""
     values, tokens, best, counts, reach = levels
     device, (rows, count), num_levels = values.device, values.shape, best.shape[1] + 1
@@ -50,10 +50,10 @@ def best_nodes(levels: SearchedLevels, most: int, width: int) -> tuple[NodeColum
     parents = torch.cat([parents.new_full((rows, width), count), parents], 1)
     safe = kept.clamp_max(count - 1)
     found = places.gather(1, parents.gather(1, safe)).masked_fill(beyond, ROOT)
-    columns = NodeColumns(
+    columns = (
         tokens.gather(1, safe).masked_fill(beyond, 0),
         found,
         (level[safe] + 1).masked_fill(beyond, 1),
         ranks.masked_fill(beyond, 0),
     )
-    return columns, ancestors_of(found, num_levels)
+    return NodeTable.of(columns, num_levels)

@@ -89,14 +89,23 @@ def move_kernel(
         m_move = o_move < num_moves
         source = tl.load(p_source + o_move, mask=m_move, other=0)
         target = tl.load(p_target + o_move, mask=m_move, other=0)
-        m_move = source != target
-        # [MOVES, CHUNK]
-        m_x = m_move[:, None] & (o_x < size)
-        b_x = tl.load(p_kv + source[:, None] * size + o_x, mask=m_x)
-        # All are read before one is written, and all are written before the next are read.
-        tl.debug_barrier()
-        tl.store(p_kv + target[:, None] * size + o_x, b_x, mask=m_x)
-        tl.debug_barrier()
+        move_entries(p_kv, source, target, source != target, o_x, size)
+
+
+@triton.jit
+def move_entries(p_kv, source, target, m_move, o_x, size):
+    """Move some entries of a layer. All are read before one is written, and all are written before the next are read.
+
+    Args:
+        p_kv: `[entries, size]`.
+        source, target, m_move: `[moves]`, and which of them are made.
+        o_x: `[1, numbers]`, those that are moved.
+    """
+    m_x = m_move[:, None] & (o_x < size)
+    b_x = tl.load(p_kv + source[:, None] * size + o_x, mask=m_x)
+    tl.debug_barrier()
+    tl.store(p_kv + target[:, None] * size + o_x, b_x, mask=m_x)
+    tl.debug_barrier()
 
 
 def copy_between(source: Tensor, target: Tensor, source_blocks: Tensor, target_blocks: Tensor) -> None:

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.types.device_trees import NodeColumns
+from specdec.kernels.types.device_trees import NodeTable
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import WORD_BITS
 from specdec.kernels.types.tree_search import Frontier, SearchedLevel, SearchedLevels
@@ -60,7 +60,7 @@ def next_frontier(
     return SearchedLevel(values, tokens.view(num_rows, count), best, Frontier(found, parents, found_values, bits))
 
 
-def best_nodes(levels: SearchedLevels, most: int, width: int) -> tuple[NodeColumns, Tensor]:
+def best_nodes(levels: SearchedLevels, most: int, width: int) -> NodeTable:
     """Keep the best candidates of each row, in the order of their levels, with their ancestors as bits.
 
     Of equal values the first comes first, so that no node is kept without its parent. Every tree has as many nodes as
@@ -73,14 +73,13 @@ def best_nodes(levels: SearchedLevels, most: int, width: int) -> tuple[NodeColum
     values, tokens, best, counts, reach = (part.contiguous() for part in levels)
     (rows, count), device = values.shape, values.device
     words = max(1, ceil_div(most, WORD_BITS))
-    columns = NodeColumns(*(torch.empty(rows, most, dtype=torch.int64, device=device) for _ in range(4)))
-    ancestors = torch.empty(rows, most, words, dtype=torch.int64, device=device)
+    numbers = torch.empty(4 + words, rows, most, dtype=torch.int64, device=device)
     block = triton.next_power_of_2(max(count, most, PART))
     best_nodes_kernel[(rows,)](
-        values, tokens, best, counts, reach, *columns, ancestors, most, COUNT=count, LEVELS=best.shape[1] + 1,
-        WIDTH=width, WORDS=words, BLOCK=block, PART=PART, num_warps=_warps(block),
+        values, tokens, best, counts, reach, numbers, most, COUNT=count, LEVELS=best.shape[1] + 1, WIDTH=width,
+        WORDS=words, BLOCK=block, PART=PART, num_warps=_warps(block),
     )  # fmt: skip
-    return columns, ancestors
+    return NodeTable(numbers)
 
 
 def _warps(block: int) -> int:
@@ -179,11 +178,7 @@ def best_nodes_kernel(
     p_best,  # [rows, LEVELS - 1, WIDTH]
     p_counts,  # [rows]
     p_reach,  # [rows]
-    p_found,  # [rows, most]
-    p_parents,  # [rows, most]
-    p_depths,  # [rows, most]
-    p_ranks,  # [rows, most]
-    p_ancestors,  # [rows, most, WORDS]
+    p_numbers,  # [4 + WORDS, rows, most]
     most,
     COUNT: tl.constexpr,
     LEVELS: tl.constexpr,
@@ -216,17 +211,18 @@ def best_nodes_kernel(
     b_above = b_start + tl.load(p_best + o_best, mask=m_later, other=0).to(tl.int32)
     b_above = tl.where(m_later, b_above, ROOT)
     b_parent = tl.where(m_later, tl.gather(b_place, tl.maximum(b_above, 0), 0), ROOT)
-    p_node = i_row * most + b_place
-    tl.store(p_found + p_node, tl.load(p_tokens + i_row * COUNT + o_candidate, mask=m_kept, other=0), mask=m_kept)
-    tl.store(p_parents + p_node, b_parent.to(tl.int64), mask=m_kept)
-    tl.store(p_depths + p_node, (b_level + 1).to(tl.int64), mask=m_kept)
-    tl.store(p_ranks + p_node, b_rank.to(tl.int64), mask=m_kept)
+    part = tl.num_programs(0).to(tl.int64) * most
+    p_node = p_numbers + i_row * most + b_place
+    tl.store(p_node, tl.load(p_tokens + i_row * COUNT + o_candidate, mask=m_kept, other=0), mask=m_kept)
+    tl.store(p_node + part, b_parent.to(tl.int64), mask=m_kept)
+    tl.store(p_node + 2 * part, (b_level + 1).to(tl.int64), mask=m_kept)
+    tl.store(p_node + 3 * part, b_rank.to(tl.int64), mask=m_kept)
     # Behind them.
-    p_behind, m_behind = i_row * most + o_candidate, (o_candidate >= size) & (o_candidate < most)
-    tl.store(p_found + p_behind, 0, mask=m_behind)
-    tl.store(p_parents + p_behind, ROOT, mask=m_behind)
-    tl.store(p_depths + p_behind, 1, mask=m_behind)
-    tl.store(p_ranks + p_behind, 0, mask=m_behind)
+    p_behind, m_behind = p_numbers + i_row * most + o_candidate, (o_candidate >= size) & (o_candidate < most)
+    tl.store(p_behind, 0, mask=m_behind)
+    tl.store(p_behind + part, ROOT, mask=m_behind)
+    tl.store(p_behind + 2 * part, 1, mask=m_behind)
+    tl.store(p_behind + 3 * part, 0, mask=m_behind)
     for word in tl.static_range(WORDS):
         # Each node takes its parent's bits, then those of the parent's parent, and so on, twice as far each time.
         b_bit = bit_in(tl.maximum(b_place, 0), word)
@@ -236,5 +232,5 @@ def best_nodes_kernel(
             b_bits |= tl.where(b_from >= 0, tl.gather(b_bits, o_from, 0), 0)
             b_from = tl.where(b_from >= 0, tl.gather(b_from, o_from, 0), ROOT)
             far *= 2
-        tl.store(p_ancestors + p_node * WORDS + word, b_bits, mask=m_kept)
-        tl.store(p_ancestors + p_behind * WORDS + word, bit_in(o_candidate, word), mask=m_behind)
+        tl.store(p_node + (4 + word) * part, b_bits, mask=m_kept)
+        tl.store(p_behind + (4 + word) * part, bit_in(o_candidate, word), mask=m_behind)

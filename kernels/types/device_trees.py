@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
-from typing import NamedTuple
+from functools import cache, cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,53 +19,92 @@ from specdec.kernels.types.upload import Download, Packet, upload
 NO_PROBS = -1
 
 
-class NodeColumns(NamedTuple):
+class NodeTable(NamedTuple):
     """The nodes of one tree per row, parents before children; entries behind them have no meaning.
 
     Attributes:
-        tokens, depths: int64 `[rows, most]`.
-        parents: int64 `[rows, most]`, the place of each node's parent, `ROOT` for a child of the root.
-        ranks: int64 `[rows, most]`, as `DraftTree.ranks`.
+        numbers: int64 `[4 + words, rows, most]`, the columns below, in one piece, and the words of each node's
+            ancestors.
     """
 
-    tokens: Tensor
-    parents: Tensor
-    depths: Tensor
-    ranks: Tensor
+    numbers: Tensor
+
+    @staticmethod
+    def of(columns: Sequence[Tensor], depth: int) -> "NodeTable":
+        """Return the table of trees of at most `depth` levels.
+
+        Args:
+            columns: tokens, parents, depths and ranks, int64 `[rows, most]`.
+        """
+        return NodeTable(torch.cat([torch.stack([*columns]), ancestors_of(columns[1], depth).permute(2, 0, 1)]))
+
+    @property
+    def tokens(self) -> Tensor:
+        """Int64 `[rows, most]`."""
+        return self.numbers[0]
+
+    @property
+    def parents(self) -> Tensor:
+        """Int64 `[rows, most]`, the place of each node's parent, `ROOT` for a child of the root."""
+        return self.numbers[1]
+
+    @property
+    def depths(self) -> Tensor:
+        """Int64 `[rows, most]`."""
+        return self.numbers[2]
+
+    @property
+    def ranks(self) -> Tensor:
+        """Int64 `[rows, most]`, as `DraftTree.ranks`."""
+        return self.numbers[3]
+
+    @property
+    def ancestors(self) -> Tensor:
+        """The nodes on the path to each node as bit sets, int64 `[rows, most, words]`."""
+        return self.numbers[4:].permute(1, 2, 0)
 
 
 class DeviceNodes:
     """The nodes of several trees on a device; the host knows only how many each has.
 
     Args:
-        columns: the nodes.
+        make: returns the nodes; called once, when they are first used.
         sizes: nodes of each row's tree.
         depth: most levels.
+        most: most nodes of a row.
         probs: distributions that children were drawn from, its `rows` here `[rows, 1 + most]`; None if no tree was
             drawn.
         drawn: of each row, whether its children were drawn; by default all if there are `probs`.
         chained: of each row, `DraftTree.num_chained`; by default 0.
-        ancestors: of `ancestors_of`; computed unless given.
     """
 
     def __init__(
         self,
-        columns: NodeColumns,
+        make: Callable[[], NodeTable],
         sizes: Sequence[int],
         depth: int,
+        most: int,
         probs: DraftProbs | None = None,
         drawn: Sequence[bool] | None = None,
         chained: Sequence[int] | None = None,
-        ancestors: Tensor | None = None,
     ) -> None:
-        self.columns = columns
-        self.sizes, self.depth, self.probs = sizes, depth, probs
+        self._make = make
+        self.sizes, self.depth, self.most, self.probs = sizes, depth, most, probs
         self.drawn = [probs is not None] * len(sizes) if drawn is None else drawn
         self.chained = [0] * len(sizes) if chained is None else chained
-        self.ancestors = ancestors_of(columns.parents, depth) if ancestors is None else ancestors
-        self.host: list[int] | None = None
+        self.host: list[list[int]] | None = None
         self._paths: Tensor | None = None
         self._chosen: dict[tuple[int, ...], _ChosenNodes] = {}
+
+    @staticmethod
+    def made(table: NodeTable, sizes: Sequence[int], depth: int, **given: Any) -> "DeviceNodes":
+        """Return nodes that are there."""
+        return DeviceNodes(lambda: table, sizes, depth, table.numbers.shape[2], **given)
+
+    @cached_property
+    def table(self) -> NodeTable:
+        """The nodes."""
+        return self._make()
 
     @staticmethod
     def of(trees: Sequence[DraftTree], device: torch.device) -> "DeviceNodes":
@@ -74,24 +113,19 @@ class DeviceNodes:
         most, depth = max(sizes), max(max(tree.depths, default=0) for tree in trees)
         parts = [(tree.tokens, tree.parents, tree.depths, tree.ranks or range(len(tree))) for tree in trees]
         rows = [[[*part, *[0] * (most - len(part))] for part in each] for each in parts]
-        columns = NodeColumns(*upload(rows, device).view(len(trees), 4, most).unbind(1))
-        return DeviceNodes(columns, sizes, depth, chained=[tree.num_chained for tree in trees])
+        table = NodeTable.of(upload(rows, device).view(len(trees), 4, most).unbind(1), depth)
+        return DeviceNodes.made(table, sizes, depth, chained=[tree.num_chained for tree in trees])
 
     @property
-    def most(self) -> int:
-        """Most nodes of a row."""
-        return self.columns.tokens.shape[1]
-
-    @property
-    def table(self) -> Tensor:
-        """The part that the host reads, int64 `[rows, 3 * most]`: tokens, parents and ranks."""
-        return torch.cat([self.columns.tokens, self.columns.parents, self.columns.ranks], 1)
+    def read_by_host(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The parts that the host reads: tokens, parents and ranks."""
+        return self.table.tokens, self.table.parents, self.table.ranks
 
     @property
     def paths(self) -> Tensor:
         """Tokens on the way to the root and to each node, int64 `[rows, 1 + most, depth]`, padded with -1."""
         if self._paths is None:
-            self._paths = _paths(self.columns, self.depth)
+            self._paths = _paths(self.table, self.depth)
         return self._paths
 
     def chosen(self, rows: Sequence[int], packet: Packet) -> "_ChosenNodes":
@@ -103,17 +137,18 @@ class DeviceNodes:
         return found
 
     def tree(self, row: int) -> DraftTree:
-        """Return a row's tree without its `draft_probs`; `host` must hold `table`."""
+        """Return a row's tree without its `draft_probs`; `host` must hold what it reads."""
         assert self.host is not None
-        starts = (((3 * row + part) * self.most) for part in range(3))
-        tokens, parents, ranks = (tuple(self.host[start : start + self.sizes[row]]) for start in starts)
+        start = row * self.most
+        tokens, parents, ranks = (tuple(part[start : start + self.sizes[row]]) for part in self.host)
         return DraftTree(tokens, parents, ranks=ranks, num_chained=self.chained[row], check=False)
 
     def concat(self, other: "DeviceNodes") -> "DeviceNodes":
         """Return these trees, followed by the others."""
         both = (self, other)
-        most, device = max(nodes.most for nodes in both), self.ancestors.device
-        columns = [[pad(part, (0, most - nodes.most)) for part in nodes.columns] for nodes in both]
+        most, device = max(nodes.most for nodes in both), self.table.numbers.device
+        columns = [[pad(part, (0, most - nodes.most)) for part in nodes.table.numbers[:4]] for nodes in both]
+        depth = max(self.depth, other.depth)
         tables, rows, count = list[Tensor](), list[Tensor](), 0
         for nodes in both:
             if nodes.probs is None:
@@ -124,10 +159,10 @@ class DeviceNodes:
                 rows.append(pad(shifted, (0, most - nodes.most), value=NO_PROBS))
                 tables.append(nodes.probs.table)
                 count += len(nodes.probs.table)
-        return DeviceNodes(
-            NodeColumns(*(torch.cat(parts) for parts in zip(*columns, strict=True))),
+        return DeviceNodes.made(
+            NodeTable.of([torch.cat(parts) for parts in zip(*columns, strict=True)], depth),
             sizes=[*self.sizes, *other.sizes],
-            depth=max(self.depth, other.depth),
+            depth=depth,
             probs=DraftProbs(torch.cat(tables), torch.cat(rows)) if tables else None,
             drawn=[*self.drawn, *other.drawn],
             chained=[*self.chained, *other.chained],
@@ -148,8 +183,8 @@ class _ChosenNodes:
     def __call__(self) -> NodeTensors:
         """Return the nodes, once their places have been sent."""
         if self._found is None:
-            tokens, parents, depths = (part.flatten()[self._places] for part in self._nodes.columns[:3])
-            self._found = NodeTensors(tokens, depths, parents, self._nodes.ancestors.flatten(0, 1)[self._places])
+            chosen = self._nodes.table.numbers.flatten(1).index_select(1, self._places)
+            self._found = NodeTensors(chosen[0], chosen[2], chosen[1], chosen[4:].t())
         return self._found
 
 
@@ -250,11 +285,12 @@ class DeviceTrees:
     def begin_read(self, parts: Sequence[Tensor]) -> Callable[[], list[list[int]]]:
         if self.batch.host is not None or not any(self.sizes):
             return Download(parts).read
-        download = Download([*parts, self.batch.table])
+        download = Download([*parts, *self.batch.read_by_host])
 
         def read() -> list[list[int]]:
-            *numbers, self.batch.host = download.read()
-            return numbers
+            numbers = download.read()
+            self.batch.host = numbers[len(parts) :]
+            return numbers[: len(parts)]
 
         return read
 
@@ -265,7 +301,7 @@ def _deepened(columns: NoiseColumns, places: Tensor, depths: Tensor) -> NoiseCol
     return columns
 
 
-def _paths(columns: NodeColumns, depth: int) -> Tensor:
+def _paths(columns: NodeTable, depth: int) -> Tensor:
     """Return `DeviceNodes.paths`."""
     device, rows = columns.tokens.device, len(columns.tokens)
     place = torch.arange(depth, device=device)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from specdec.kernels.types.device_trees import NodeColumns
+from specdec.kernels.types.device_trees import NodeTable
 from specdec.kernels.types.types import Candidates, NoiseRows, Stream, TopK
 
 
@@ -68,10 +68,9 @@ class SearchKernels(NamedTuple):
         next_frontier: a level, of the children of the frontier before it (arguments: children of all rows' frontier
             nodes in turn, best first; the frontier, None for the roots; own bits of the next frontier's entries, int64
             `[branching, words]`, or None; number of rows; nodes of the next frontier).
-        best_nodes: the nodes of trees that stay on a device, with their ancestors as bits, int64 `[rows, most, words]`
-            (arguments: levels, most nodes of a tree, branching).
+        best_nodes: the nodes of trees that stay on a device (arguments: levels, most nodes of a tree, branching).
     """
 
     perturbed_top_k: Callable[[Candidates, NoiseRows, int, Stream, int], TopK]
     next_frontier: Callable[[TopK, Frontier | None, Tensor | None, int, int], SearchedLevel]
-    best_nodes: Callable[[SearchedLevels, int, int], tuple[NodeColumns, Tensor]]
+    best_nodes: Callable[[SearchedLevels, int, int], NodeTable]

@@ -239,6 +239,29 @@ class Walk(NamedTuple):
     next_tokens: Tensor
 
 
+class TokenTargets(NamedTuple):
+    """Where the tokens go that a walk brings to some of its rows, and what moves on with their number.
+
+    Attributes:
+        rows: int64 `[rows]`, their places in the walk.
+        firsts: int64 `[rows]`, the first node of each one's tree among the nodes of all.
+        tokens: int64 `[rows, most]`, gets the accepted drafts, then the target's own token, then 0.
+        accepted: int64 `[rows]`, gets the number of accepted drafts.
+        sources: int64 `[rows, most]`, slots of the tokens before these; those of places without a token become the
+            first one's. None where there are none.
+        positions: int64 `[rows, width]`; the number of accepted drafts is added.
+        noise: int64 `[rows]`, likewise.
+    """
+
+    rows: Tensor
+    firsts: Tensor
+    tokens: Tensor
+    accepted: Tensor
+    sources: Tensor | None
+    positions: Tensor
+    noise: Tensor
+
+
 class Acceptance(NamedTuple):
     """The outcome of a sampled row's step, on the host: the tokens of `path`, then `next_token`.
 

@@ -146,6 +146,19 @@ class _Chunk:
             self._memory[: self._end].copy_(self._host[: self._end], non_blocking=True)
 
 
+def copy_parts(parts: Sequence[Tensor], target: Tensor) -> None:
+    """Copy parts of a packet, as bytes, one behind the other to a target: at once where they lie so in the packet."""
+    first, *others = parts
+    end, size = first.storage_offset() + len(first), len(target)
+    for part in others:
+        if part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr() or part.storage_offset() != end:
+            # A part that did not fit there is in memory of its own.
+            torch.cat([*parts], out=target)
+            return
+        end += len(part)
+    target.copy_(first.as_strided((size,), (1,)))
+
+
 def _aligned(size: int) -> int:
     return size + -size % ALIGNMENT
 

@@ -13,6 +13,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types import kv_entries
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.pinned_memory import host_empty
+from specdec.kernels.types.types import Walk
 from specdec.kernels.types.upload import Packet
 
 
@@ -148,13 +149,22 @@ class KVCache:
         packet = Packet(self.target.device)
         sources, targets = packet.add(source), packet.add(target)
         packet.send()
-        self.move_slots(sources, targets)
+        self._move_slots(sources, targets)
 
-    def move_slots(self, sources: Tensor, targets: Tensor) -> None:
-        """Do the same with slots that are on the device, int64 `[moves]`."""
+    def _move_slots(self, sources: Tensor, targets: Tensor) -> None:
         self.kernels.move_kv(self._target.memory, sources, targets)
         if self.features is not None:
             self.kernels.move_kv(self.features[None], sources, targets)
+
+    def move_accepted(self, walk: Walk, slots: Tensor) -> None:
+        """Do the same with the accepted nodes of a walk on the device.
+
+        Args:
+            slots: int64 `[rows, most]`, of the nodes of each row's tree.
+        """
+        move = self.kernels.walks.move_accepted
+        assert move is not None, f"the {self.kernels.name} kernels leave no walk on the device"
+        move(self._target.memory, self.features, walk, slots)
 
     def apply_moves(self, moves: Sequence[BlockMove]) -> None:
         """Copy whole blocks of target, head and features in the order given."""

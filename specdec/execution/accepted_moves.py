@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from specdec.cache.kv_cache import KVCache
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.tree import TreeRow
@@ -29,14 +27,7 @@ class AcceptedMoves:
             slots.append([*slots_of(part.block_table, end, end + size, cache.block_size), *[unused] * (width - size)])
         # [rows, width]
         self._slots = packet.add(slots)
-        self._places = packet.add(list(range(trees.depth)))
 
     def make(self, walk: Walk) -> None:
-        """Move the entries.
-
-        A node that is not accepted, or lies behind its chain already, is moved to where it is, which costs nothing.
-        """
-        slots, depth = self._slots, walk.paths.shape[1]
-        places = self._places[:depth]
-        own = torch.where(places < walk.lengths[:, None], walk.paths, places)
-        self._cache.move_slots(slots.gather(1, own).flatten(), slots[:, :depth].contiguous().flatten())
+        """Move the entries."""
+        self._cache.move_accepted(walk, self._slots)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from specdec.verify.pass_graphs import PassGraphs
 
 BeforeLayer = Callable[[int], None]
+
+
+class PreparedPass(Protocol):
+    """A pass over rows; see `ModelRunner.prepare`."""
+
+    def __call__(self, tokens: Tensor | None = None) -> Tensor: ...
+
+
 # Positions that measurements and captures need at most, whatever the limit of requests.
 LONGEST_MEASURED = 8192
 
@@ -84,25 +92,36 @@ class ModelRunner:
         self.head = head
         self.one_call = self._one_call()
 
-    def forward(self, parts: Sequence[TreeRow], trees: DraftTrees, tokens: Tensor | None = None) -> Tensor:
-        """Return logits `[sum of (num_scored + nodes), vocab_size]`; store keys, values and features in the cache.
+    def forward(self, parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
+        """Run a pass at once; see `prepare`."""
+        packet = Packet(self.cache.target.device)
+        run = self.prepare(parts, trees, packet)
+        packet.send()
+        return run()
 
-        A stage before the last sends its output to the next one, and has no logits.
+    def prepare(self, parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet) -> PreparedPass:
+        """Return the pass over rows, which may run once the packet is sent.
 
-        Args:
-            tokens: int64 `[rows]`, on the device: tokens of rows of one token each, which the host does not know.
+        It returns logits `[sum of (num_scored + nodes), vocab_size]`, and stores keys, values and features in the
+        cache. A stage before the last sends its output to the next one, and has no logits. Rows of one token each may
+        be prepared before the host knows their tokens: the pass takes them, int64 `[rows]`, on the device, -1 for none.
         """
-        before_layer = self._layer_transfers()
-        if self.one_call is not None:
-            return self.one_call(parts, trees.read(), before_layer)
+        before_layer, one_call = self._layer_transfers(), self.one_call
+        if one_call is not None:
+            return lambda tokens=None: one_call(_with_tokens(parts, tokens), trees.read(), before_layer)
         groups = micro_batches(parts, trees, self.model.num_stages)
-        states = [self._scored_states(*group, before_layer, tokens) for group in groups]
-        self.model.flush()
-        rows = states[0] if len(states) == 1 else torch.cat(states)
-        if not len(rows):
-            return rows.new_empty(0, self.model.config.vocab_size)
-        logits: Tensor = self.model.output(rows)
-        return logits
+        passes = [self._prepare_group(*group, before_layer, packet) for group in groups]
+
+        def run(tokens: Tensor | None = None) -> Tensor:
+            states = [group(tokens) for group in passes]
+            self.model.flush()
+            rows = states[0] if len(states) == 1 else torch.cat(states)
+            if not len(rows):
+                return rows.new_empty(0, self.model.config.vocab_size)
+            logits: Tensor = self.model.output(rows)
+            return logits
+
+        return run
 
     def _layer_transfers(self) -> BeforeLayer | None:
         """Return what moves blocks between the layers of the coming pass; None where nothing does."""
@@ -118,15 +137,10 @@ class ModelRunner:
 
         return before_layer
 
-    def _scored_states(
-        self,
-        parts: Sequence[TreeRow],
-        trees: DraftTrees,
-        before_layer: BeforeLayer | None,
-        tokens: Tensor | None = None,
-    ) -> Tensor:
-        """Run the decoder on rows; return what logits are made of, `[sum of (num_scored + nodes), hidden_size]`."""
-        packet = Packet(self.cache.target.device)
+    def _prepare_group(
+        self, parts: Sequence[TreeRow], trees: DraftTrees, before_layer: BeforeLayer | None, packet: Packet
+    ) -> PreparedPass:
+        """Return the decoder's pass, to what logits are made of, `[sum of (num_scored + nodes), hidden_size]`."""
         # A graph is replayed as a whole.
         graphs = self.graphs if before_layer is None else None
         run: Callable[[TreeBatch], Tensor] = partial(self.features, before_layer=before_layer)
@@ -135,15 +149,19 @@ class ModelRunner:
         else:
             packed = graphs.pack(packet, parts, trees)
             run = graphs.pass_of(packed, packet)
-        packet.send()
-        if tokens is not None:
-            packed.batch.tokens[: len(tokens)].copy_(tokens)
-        batch = packed.complete()
-        features = run(batch)
-        wanted = batch.logit_rows
-        if not self.model.is_last:
-            return features[:0]
-        return features if wanted.numel() == len(batch.tokens) else features.index_select(0, wanted)
+
+        def scored_states(tokens: Tensor | None = None) -> Tensor:
+            if tokens is not None:
+                # Where no token can follow, the request ends.
+                torch.clamp_min(tokens, 0, out=packed.batch.tokens[: len(tokens)])
+            batch = packed.complete()
+            features = run(batch)
+            wanted = batch.logit_rows
+            if not self.model.is_last:
+                return features[:0]
+            return features if wanted.numel() == len(batch.tokens) else features.index_select(0, wanted)
+
+        return scored_states
 
     def features(self, batch: TreeBatch, before_layer: BeforeLayer | None = None) -> Tensor:
         """Return the decoder's output `[tokens, hidden_size]`.
@@ -183,3 +201,10 @@ class ModelRunner:
         """Wait until the device has done all that it was asked."""
         if self.cache.target.device.type == "cuda":
             torch.cuda.synchronize(self.cache.target.device)
+
+
+def _with_tokens(parts: Sequence[TreeRow], tokens: Tensor | None) -> Sequence[TreeRow]:
+    """Return rows of one token each with these tokens, if there are any."""
+    if tokens is None:
+        return parts
+    return [part._replace(tokens=[max(token, 0)]) for part, token in zip(parts, tokens.tolist(), strict=True)]

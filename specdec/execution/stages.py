@@ -24,7 +24,7 @@ class StageWorker(Worker):
         """See `Worker.draft`."""
         self.move_blocks(order)
         trees = HostTrees(self._ranks.receive())
-        self._drafted = DraftedStep(order, trees, [], [])
+        self._drafted = DraftedStep(order, trees, [], [], Packet(self.device))
         return trees
 
     def prepare_walk(self, order: StepOrder, trees: DraftTrees, packet: Packet) -> None:
@@ -33,7 +33,7 @@ class StageWorker(Worker):
     def finish(self) -> StepOutcome:
         """See `Worker.finish`."""
         assert self._drafted is not None, "no step was drafted"
-        order, trees, _, drafting = self._drafted
+        order, trees, _, drafting, _ = self._drafted
         acceptances, scores = self._ranks.receive()
         self.move_accepted(order, acceptances)
         return StepOutcome(trees.read(), acceptances, None, drafting, scores)

@@ -1,7 +1,7 @@
 """The part of a step that runs on the model's device: draft, one forward pass, verify, commit."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -32,12 +32,14 @@ class DraftedStep(NamedTuple):
     Attributes:
         late: rows whose tokens the drafter reads behind the pass.
         drafting: when drafting began and ended, and reading behind the pass where there was any.
+        packet: takes what the step needs on the device; it may hold what the trees are made of.
     """
 
     order: StepOrder
     trees: DraftTrees
     late: list[DraftRow]
     drafting: list[tuple[Mark, Mark]]
+    packet: Packet
 
 
 class PassAhead(NamedTuple):
@@ -90,6 +92,8 @@ class Worker:
         self._prepared: _Ahead | None = None
         # When drafting ahead for the coming step began and ended.
         self._drafting: list[tuple[Mark, Mark]] = []
+        # What launches the pass behind the step, and the pass that was launched behind the step before.
+        self._following: Callable[[WalkOutcome], PassAhead] | None = None
         self._next: PassAhead | None = None
 
     @property
@@ -106,10 +110,11 @@ class Worker:
         drafts, late = _split(order)
         before, self._drafting = self._drafting, []
         start = mark(self.device)
-        drafted = self.drafter.propose(drafts)
+        packet = Packet(self.device)
+        drafted = self.drafter.propose(drafts, packet)
         chained = add_chains(drafted, order.chains, self.device)
         trees = without_forbidden(chained, [row.context for row in order.drafts])
-        self._drafted = DraftedStep(order, trees, late, [*before, (start, mark(self.device))])
+        self._drafted = DraftedStep(order, trees, late, [*before, (start, mark(self.device))], packet)
         return trees
 
     def move_blocks(self, order: StepOrder) -> None:
@@ -120,17 +125,18 @@ class Worker:
     def launch(self) -> None:
         """Launch the forward pass of the step that was drafted, and what the drafter reads behind it."""
         assert self._drafted is not None, "no step was drafted"
-        order, trees, late, drafting = self._drafted
+        order, trees, late, drafting, packet = self._drafted
         launched, self._next = self._next, None
-        if order.is_launched:
+        run = None if order.is_launched else self.runner.prepare(order.parts, trees, packet)
+        self._walk = self.prepare_walk(order, trees, packet)
+        if order.followed:
+            self._following = self._prepare_next(order, packet)
+        packet.send()
+        if run is not None:
+            self._logits = run()
+        else:
             assert launched is not None, "no pass was launched ahead"
             self._logits = launched.logits_of([row.context for row in order.drafts])
-        else:
-            self._logits = self.runner.forward(order.parts, trees)
-        # A device is busy with the pass meanwhile.
-        packet = Packet(self.device)
-        self._walk = self.prepare_walk(order, trees, packet)
-        packet.send()
         if late:
             start = mark(self.device)
             self.drafter.propose(late)
@@ -143,9 +149,9 @@ class Worker:
         """
         assert self._drafted is not None, "no step was drafted"
         assert self._logits is not None, "no step was launched"
-        (order, trees, _, drafting), logits, walk, moves = self._drafted, self._logits, self._walk, self._moves
-        prepared = self._prepared
-        self._drafted = self._logits = self._walk = self._moves = self._prepared = None
+        (order, trees, _, drafting, _), logits, walk, moves = self._drafted, self._logits, self._walk, self._moves
+        prepared, following = self._prepared, self._following
+        self._drafted = self._logits = self._walk = self._moves = self._prepared = self._following = None
         acceptances = list[Acceptance]()
         if walk is not None:
             outcome = walk(_sampled_logits(order, trees, logits))
@@ -158,8 +164,8 @@ class Worker:
                     start = mark(self.device)
                     ahead = prepared.draft(outcome.walk)
                     self._drafting = [(start, mark(self.device))]
-            if order.followed:
-                self._next = self._launch_next(order, outcome)
+            if following is not None:
+                self._next = following(outcome)
             acceptances = outcome.read()
             if moves is None or outcome.walk is None:
                 self.move_accepted(order, acceptances)
@@ -185,24 +191,24 @@ class Worker:
             self._prepared = self._prepare_ahead(order, own, packet)
         return self.verifier.prepare(own, [order.drafts[row].context for row in sampled], packet)
 
-    def _launch_next(self, order: StepOrder, outcome: WalkOutcome) -> PassAhead:
-        """Launch the pass over the tokens that a step without drafts brings to some of its rows."""
-        rows, tokens = order.followed, outcome.next_tokens
-        brought = [0] * len(rows)
-        if tokens is None:
-            acceptances = outcome.read()
-            brought = [max(acceptances[row].next_token, 0) for row in rows]
-        else:
-            own = tokens if len(rows) == len(tokens) else tokens.index_select(0, upload(rows, tokens.device))
-            # Where no token can follow, the request ends.
-            tokens = own.clamp_min(0)
+    def _prepare_next(self, order: StepOrder, packet: Packet) -> Callable[[WalkOutcome], PassAhead]:
+        """Return what launches the pass over the tokens that a step without drafts brings to some of its rows."""
+        rows, contexts = order.followed, [order.drafts[row].context for row in order.followed]
         parts = [
-            part._replace(tokens=[token], num_cached=part.num_cached + 1, num_scored=1)
-            for token, part in zip(brought, (order.parts[row] for row in rows), strict=True)
+            part._replace(tokens=[0], num_cached=part.num_cached + 1, num_scored=1)
+            for part in (order.parts[row] for row in rows)
         ]
-        logits = self.runner.forward(parts, HostTrees.empty(len(rows)), tokens)
-        contexts = [order.drafts[row].context for row in rows]
-        return PassAhead({id(one.token_ids): place for place, one in enumerate(contexts)}, contexts, logits)
+        run = self.runner.prepare(parts, HostTrees.empty(len(rows)), packet)
+        chosen = None if len(rows) == len(order.sampled) else packet.add(rows)
+
+        def launch(outcome: WalkOutcome) -> PassAhead:
+            tokens = outcome.next_tokens
+            if tokens is None:
+                tokens = torch.tensor([token for _, token in outcome.read()])
+            logits = run(tokens if chosen is None else tokens.index_select(0, chosen))
+            return PassAhead({id(one.token_ids): place for place, one in enumerate(contexts)}, contexts, logits)
+
+        return launch
 
     def _prepare_ahead(self, order: StepOrder, own: DraftTrees, packet: Packet) -> _Ahead | None:
         """Return what drafts the next trees of the rows that have trees in this step; None if none can be."""

@@ -16,6 +16,7 @@ from specdec.config import DEMO
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.heads.eagle3 import default_taps
 from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.upload import Packet
 from tests.profiles import by_day
 
 pytestmark = pytest.mark.slow
@@ -70,8 +71,8 @@ def recorded_trees(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list
     drafter = llm.engine.worker.drafter
     propose = drafter.propose
 
-    def record(rows: Sequence[DraftRow]) -> DraftTrees:
-        trees = propose(rows)
+    def record(rows: Sequence[DraftRow], packet: Packet | None = None) -> DraftTrees:
+        trees = propose(rows, packet)
         recorded.extend((list(tree.tokens), list(tree.parents)) for tree in trees.read())
         return trees
 

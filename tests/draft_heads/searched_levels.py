@@ -63,7 +63,7 @@ def device_trees_of(search: TreeSearch, budgets: Sequence[int], depths: Sequence
     """Return the trees of a search on a device."""
     packet = Packet(torch.device("cpu"))
     bounds = TreeBounds.of(budgets, depths, search.num_levels, search.width, packet, max(budgets))
-    return search.candidates().trees(bounds, search.kernels)
+    return search.candidates().trees(bounds, search.kernels, packet)
 
 
 bounds = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), min_size=1, max_size=3)

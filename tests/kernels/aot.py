@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -100,8 +101,11 @@ def compile_all(launches: Sequence[Launch], arch: int, processes: int = 1) -> It
         worker = idle.get()
         assert worker.stdin is not None
         assert worker.stdout is not None
-        print(launch.line, file=worker.stdin, flush=True)
-        said = worker.stdout.readline()
+        said = ""
+        # The compiler may have ended it before.
+        with suppress(BrokenPipeError):
+            print(launch.line, file=worker.stdin, flush=True)
+            said = worker.stdout.readline()
         idle.put(worker)
         return Compiled(**json.loads(said)) if said else Compiled(error="the process that compiled it has ended")
 

@@ -11,6 +11,7 @@ import triton
 from torch import Tensor
 
 from specdec.kernels.triton import tree_attention
+from specdec.kernels.triton.accepted import move_accepted
 from specdec.kernels.triton.attention_plan import AttentionGeometry, Chip
 from specdec.kernels.triton.elementwise import add_rms_norm, norm_heads, rms_norm, silu_and_mul
 from specdec.kernels.triton.grouped_lora import grouped_lora
@@ -28,7 +29,7 @@ from specdec.kernels.types.kv_entries import LARGEST, kv_view, slot_bytes
 from specdec.kernels.types.quantized_tensor import NumberKind, OffsetKind, QuantizedRows
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.tree_search import SearchedLevels
-from specdec.kernels.types.types import DraftProbs, NoiseColumns, PackedTrees, TopK
+from specdec.kernels.types.types import DraftProbs, NoiseColumns, PackedTrees, TopK, Walk
 from tests.triton_launches import Launch, recorded_launches
 
 DEMO = Path(__file__).parents[2] / "specdec" / "demo" / "target" / "config.json"
@@ -214,6 +215,10 @@ def _moves() -> None:
         for dtype in (torch.bfloat16, torch.uint8):
             kv = torch.empty(2, slots, 1 << 12, dtype=dtype, device="meta")
             move_kv(kv, places, places)
+            # Features, which only a model with a head that reads them has, are as wide as three states at most.
+            walk = Walk(places[None], places[:1], places[:1])
+            for features in (None, torch.empty(slots, 3 << 12, dtype=torch.bfloat16, device="meta")):
+                move_accepted(kv, features, walk, places[None])
             blocks = kv.unflatten(1, (-1, BLOCK_SIZE)).transpose(0, 1)
             host = torch.empty(2, 2, BLOCK_SIZE, 1 << 12, dtype=dtype)
             copy_between(blocks, host, places, places)

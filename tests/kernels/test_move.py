@@ -1,44 +1,22 @@
 """Moves in the cache: exact, in all layers, and nothing else is touched."""
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from specdec.kernels.reference import kv_copy as kv_copy_reference
 from specdec.kernels.triton.kv_copy import MOVES_AT_ONCE, copy_blocks, move_kv
 from specdec.verify.tree_batch import slots_of
+from tests.kernels.cache_moves import bits, cache, tiles
 from tests.kernels.kernel_checks import BITS, DEVICE, huge
 from tests.strategies import draft_trees, seeds, shuffled_tables
 from tests.trees import path_to
 
 pytestmark = pytest.mark.slow
-
-
-@contextmanager
-def tiles(moves: int, chunk: int) -> Iterator[None]:
-    """Set how many moves a program reads at once, and how many numbers of each."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specdec.kernels.triton.kv_copy.MOVES_AT_ONCE", moves)
-        patch.setattr("specdec.kernels.triton.kv_copy.CHUNK_SIZE", chunk)
-        yield
-
-
-def cache(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
-    """Every number is different, so that no move can pass for another; some are NaN. Bytes are what they can be."""
-    numbers = torch.randperm(torch.Size(shape).numel(), generator=torch.Generator().manual_seed(seed))
-    # 16 bits hold no more; they count from the lowest NaN pattern on.
-    return (numbers - 128).to(BITS[dtype]).view(dtype).view(shape).to(DEVICE)
-
-
-def bits(kv: Tensor) -> Tensor:
-    return kv.view(BITS[kv.dtype])
 
 
 class Moves(NamedTuple):

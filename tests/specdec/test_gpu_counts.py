@@ -27,8 +27,8 @@ COUNTS = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_counts.json
 # Passes of so many tokens are captured on the simulated GPU; by requests.
 SHAPES = {1: DraftShape(6, 2, 12), 4: DraftShape(3, 2, 3)}
 # Most uploads, operations of torch, launches outside graphs, and graphs. Copies into a graph's inputs are operations.
-PLAIN = {"upload": 2, "operation": 8, "launch": 2, "replay": 1}
-SPECULATIVE = {"upload": 3, "operation": 41, "launch": 6, "replay": 3}
+PLAIN = {"upload": 1, "operation": 6, "launch": 2, "replay": 1}
+SPECULATIVE = {"upload": 1, "operation": 18, "launch": 6, "replay": 3}
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from specdec.core.request import Request, RequestGroup
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.kv_entries import KV_DTYPES, slot_bytes
+from specdec.kernels.types.upload import Packet
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.step_cost import PreemptionCost
 from tests.coded_cache import KV_CACHE_DTYPES
@@ -101,8 +102,8 @@ class Interrupting:
         self.drafter, self.within, self.prepare_ahead = drafter, within, drafter.prepare_ahead
         self.llm: LLM | None = None
 
-    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
-        trees = self.drafter.propose(rows)
+    def propose(self, rows: Sequence[DraftRow], packet: Packet | None = None) -> DraftTrees:
+        trees = self.drafter.propose(rows, packet)
         assert self.llm is not None
         while self.within:
             self.llm.engine.abort(self.within.pop())

@@ -10,9 +10,11 @@ from specdec import LLM, DraftShape, SamplingParams
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.heads.eagle3 import Eagle3Form
 from specdec.draft_heads.llama.mlp import GatedMLP
+from specdec.execution.model_runner import PreparedPass
 from specdec.kernels.native.library import library_file
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.tree import TreeRow
+from specdec.kernels.types.upload import Packet
 from tests.specdec.world import VOCAB, World
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
@@ -34,22 +36,34 @@ def test_a_pass_is_the_same(
         settings |= {"shape": shape, "adaptive_drafts": False}
     llm = LLM(world.folder / "target", folder, **settings)
     runner = llm.engine.worker.runner
-    one_call, forward, cache = runner.one_call, runner.forward, runner.cache
+    one_call, prepare, cache = runner.one_call, runner.prepare, runner.cache
     assert one_call is not None
     passes = 0
 
-    def both(parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
+    def both(parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet) -> PreparedPass:
+        def run(tokens: Tensor | None = None) -> Tensor:
+            assert tokens is None
+            return compared(parts, trees, packet)
+
+        return run
+
+    def forward(parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet) -> Tensor:
+        run = prepare(parts, trees, packet)
+        packet.send()
+        return run()
+
+    def compared(parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet) -> Tensor:
         nonlocal passes
         # Whole slots, with the scales of codes.
         stored = [cache.parts["target"], *([] if cache.features is None else [cache.features])]
         before = [part.clone() for part in stored]
         runner.one_call = None
-        expected = forward(parts, trees)
+        expected = forward(parts, trees, packet)
         after = [part.clone() for part in stored]
         for part, kept in zip(stored, before, strict=True):
             part.copy_(kept)
         runner.one_call = one_call
-        found = forward(parts, trees)
+        found = forward(parts, trees, packet)
         assert found.equal(expected)
         for part, one_by_one in zip(stored, after, strict=True):
             # Memory that nothing has written yet may hold anything.
@@ -57,7 +71,7 @@ def test_a_pass_is_the_same(
         passes += 1
         return found
 
-    monkeypatch.setattr(runner, "forward", both)
+    monkeypatch.setattr(runner, "prepare", both)
     generator = torch.Generator().manual_seed(5)
     prompts = [torch.randint(0, VOCAB, (7 + 60 * i,), generator=generator).tolist() for i in range(3)]
     params = [

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from specdec import LLM, LoRARequest, SamplingParams
@@ -19,6 +18,7 @@ from specdec.kernels.native.library import library_file
 from specdec.kernels.triton.quantized_linear import QuantizedProjection
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.tree import DraftTree, TreeRow
+from specdec.kernels.types.upload import Packet
 from specdec.verify.noise import GumbelNoise
 from tests.baichuan import save_baichuan
 from tests.fakes import (
@@ -138,13 +138,13 @@ def test_choices_of_more_nodes_than_a_tree_may_have(folder: Path) -> None:
     found, sizes = [], []
     for kernels in ("torch", "triton"):
         llm = load(folder, kernels, max_num_batched_tokens=512)
-        propose = llm.engine.worker.runner.forward
+        runner = llm.engine.worker.runner
 
-        def forward(parts: Sequence[TreeRow], trees: DraftTrees, forward: Any = propose) -> Tensor:
+        def prepare(parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet, prepare: Any = runner.prepare) -> Any:
             sizes.append(max(trees.sizes))
-            return forward(parts, trees)
+            return prepare(parts, trees, packet)
 
-        llm.engine.worker.runner.forward = forward  # type: ignore[method-assign]
+        runner.prepare = prepare  # type: ignore[method-assign]
         outputs = llm.generate([[5, 6, 7], [20, 21, 22]], params, use_tqdm=False)
         assert outputs[0].choices is not None
         found.append(([score.logprobs for score in outputs[0].choices], outputs[1].token_ids))
@@ -165,8 +165,13 @@ def test_trees_of_a_small_model_are_those_of_plain_torch(folder: Path, window: d
         llm = load(folder, kernels, draft=folder / "small", **window)
         drafter, trees = llm.engine.worker.drafter, []
 
-        def propose(rows: Sequence[DraftRow], drafter: Drafter = drafter, trees: list[DraftTree] = trees) -> DraftTrees:
-            proposed = drafter.propose(rows)
+        def propose(
+            rows: Sequence[DraftRow],
+            packet: Packet | None = None,
+            drafter: Drafter = drafter,
+            trees: list[DraftTree] = trees,
+        ) -> DraftTrees:
+            proposed = drafter.propose(rows, packet)
             trees += proposed.read()
             return proposed
 

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.outputs import RequestOutput
 from specdec.engine.choice_prompts import common_length
+from specdec.execution.model_runner import PreparedPass
 from specdec.kernels.native.library import library_file
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.tree import TreeRow
+from specdec.kernels.types.upload import Packet
 from tests.specdec.world import World
 
 pytestmark = pytest.mark.slow
@@ -61,14 +62,14 @@ def test_rows_are_the_beginnings_of_choices(llm: LLM) -> None:
     runner, rows = llm.engine.worker.runner, list[int]()
     prompt = [3 + i for i in range(2 * llm.engine.worker.cache.block_size + 1)]
     llm.generate([prompt], SamplingParams(max_tokens=1))
-    forward = runner.forward
+    prepare = runner.prepare
 
-    def counted(parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
+    def counted(parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet) -> PreparedPass:
         rows.append(sum(len(part.tokens) for part in parts) + sum(trees.sizes))
-        return forward(parts, trees)
+        return prepare(parts, trees, packet)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "forward", counted)
+        patch.setattr(runner, "prepare", counted)
         for choices, expected in (
             # The prompt's last token alone: as many rows as a plain step.
             ([[50 + i] for i in range(100)], 1),

@@ -176,8 +176,8 @@ def test_values_rank_the_nodes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Non
     ranks = []
     propose = llm.engine.worker.drafter.propose
 
-    def spy(rows: Any) -> Any:
-        trees = propose(rows)
+    def spy(*given: Any) -> Any:
+        trees = propose(*given)
         ranks.extend(tree.ranks for tree in trees.read() if len(tree))
         return trees
 
@@ -208,8 +208,8 @@ def test_drawn_trees_have_values(folder: Path) -> None:
     trees: list[DraftTree] = []
     propose = llm.engine.worker.drafter.propose
 
-    def spy(rows: Any) -> Any:
-        found = propose(rows)
+    def spy(*given: Any) -> Any:
+        found = propose(*given)
         trees.extend(tree for tree in found.read() if len(tree))
         return found
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.execution.accepted_moves import AcceptedMoves
-from specdec.kernels.reference.kv_copy import move_kv
+from specdec.kernels.reference.accepted import move_accepted
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import DraftTree, TreeRow
 from specdec.kernels.types.types import Walk
@@ -29,11 +29,10 @@ class Memory:
         self.null_block, self.block_size = num_blocks, block_size
         self.entries = torch.arange((num_blocks + 1) * block_size)[None, :, None].clone()
 
-    def move_slots(self, sources: Tensor, targets: Tensor) -> None:
+    def move_accepted(self, walk: Walk, slots: Tensor) -> None:
         # As the kernel wants them.
-        assert sources.is_contiguous()
-        assert targets.is_contiguous()
-        move_kv(self.entries, sources, targets)
+        assert slots.is_contiguous()
+        move_accepted(self.entries, None, walk, slots)
 
 
 def walked(paths: list[list[int]], depth: int) -> Walk:

@@ -162,7 +162,7 @@ def test_a_step_that_fails_before_its_pass_leaves_no_copy_behind(world: World, m
     with engine(world, "eagle", LAYERWISE, **SMALL) as llm:
         alternate(llm, GREEDY)
         with monkeypatch.context() as patch:
-            patch.setattr(llm.engine.worker.drafter, "propose", lambda _: 1 // 0)
+            patch.setattr(llm.engine.worker.drafter, "propose", lambda *_: 1 // 0)
             with pytest.raises(ZeroDivisionError):
                 llm.generate([PROMPT], GREEDY, use_tqdm=False)
         connector = connector_of(llm)
