@@ -196,7 +196,7 @@ class Forced:
 
     def forced(self, walk: Walk, trees: Any) -> Walk:
         """Return a walk down the last of the deepest nodes that may be accepted."""
-        columns = trees.batch.columns
+        columns = trees.batch.table
         most = min(self.accepted, walk.paths.shape[1])
         places = torch.arange(columns.depths.shape[1], device=columns.depths.device)
         sizes = upload(trees.batch.sizes, places.device)[:, None]

@@ -127,6 +127,8 @@ class Worker:
         assert self._drafted is not None, "no step was drafted"
         order, trees, late, drafting, packet = self._drafted
         launched, self._next = self._next, None
+        # Of a step before that has failed.
+        self._moves = self._prepared = self._following = None
         run = None if order.is_launched else self.runner.prepare(order.parts, trees, packet)
         self._walk = self.prepare_walk(order, trees, packet)
         if order.followed:

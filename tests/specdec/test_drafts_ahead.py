@@ -148,3 +148,45 @@ def test_the_host_waits_for_what_was_asked_before_alone() -> None:
         assert first.read() == [[1, 2], [3]]
         assert second._numbers.tolist() != [4]
         assert second.read() == [[4]]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_step_that_fails_is_not_followed(folder: Path) -> None:
+    """What would have followed it writes to blocks that belong to others by then."""
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    llm = LLM(
+        folder / "target",
+        None,
+        device="cuda",
+        dtype="float32",
+        max_model_len=64,
+        max_num_seqs=1,
+        block_size=8,
+        kv_cache_memory=1 << 19,
+    )
+    other = [20, 21, 22, 23, 24, 25]
+    expected = llm.generate([other], params, use_tqdm=False)[0].outputs[0].token_ids
+    runner, asked, ran = llm.engine.worker.runner, list[int](), list[int]()
+    prepare = runner.prepare
+
+    def failing(*given: Any) -> Any:
+        run = prepare(*given)
+        asked.append(len(given[0][0].tokens))
+        place = len(asked)
+
+        def lost(tokens: Any = None) -> Any:
+            ran.append(place)
+            # The first plain pass, behind which the next one is prepared already.
+            if asked[:place].count(1) == 1 and len(asked) > place:
+                raise RuntimeError("lost")
+            return run(tokens)
+
+        return lost
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "prepare", failing)
+        with pytest.raises(RuntimeError, match="lost"):
+            llm.generate([[5, 6, 7, 8, 9, 10]], params, use_tqdm=False)
+    assert asked.count(1) == 2
+    assert llm.generate([other], params, use_tqdm=False)[0].outputs[0].token_ids == expected
+    assert ran == [*range(1, len(asked))]

@@ -77,7 +77,7 @@ def test_trees_are_the_same(
     assert one_call is not None
     searches = 0
 
-    def both(rows: Sequence[DraftRow]) -> Any:
+    def both(rows: Sequence[DraftRow], _: Any = None) -> Any:
         nonlocal searches
         drafter.one_call = None
         expected = propose(rows)

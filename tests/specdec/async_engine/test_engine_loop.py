@@ -118,7 +118,7 @@ def test_a_failed_step_ends_its_own_requests(llm: LLM, peer: Peer, monkeypatch: 
         return work
 
     if phase == "before":
-        monkeypatch.setattr(ModelRunner, "forward", fail_in_third_step(ModelRunner.forward))
+        monkeypatch.setattr(ModelRunner, "prepare", fail_in_third_step(ModelRunner.prepare))
     else:
         scheduler = llm.engine.scheduler
         monkeypatch.setattr(scheduler, "update", fail_in_third_step(scheduler.update))
@@ -137,7 +137,7 @@ def test_steps_that_fail_again_and_again_end_the_loop(llm: LLM, monkeypatch: pyt
     def fail(*_: Any) -> Any:
         raise RuntimeError("device lost")
 
-    monkeypatch.setattr(ModelRunner, "forward", fail)
+    monkeypatch.setattr(ModelRunner, "prepare", fail)
     peer = Peer(llm)
     for number in range(MOST_FAILURES - 1):
         peer.send(add(number, [3]))

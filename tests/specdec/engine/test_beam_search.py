@@ -225,10 +225,10 @@ def test_more_prompts_than_may_queue_take_turns(tiny: Tiny, llm: LLM) -> None:
         assert small.engine.scheduler.stats().known_tokens == known
 
 
-@pytest.mark.parametrize("where", ["forward", "fork"])
+@pytest.mark.parametrize("where", ["prepare", "fork"])
 def test_an_interrupt_leaves_nothing_behind(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     for llm in watched(LLM(tiny.folder, draft=None, dtype="float64")):
-        owner = llm.engine.worker.runner if where == "forward" else llm.engine.scheduler
+        owner = llm.engine.worker.runner if where == "prepare" else llm.engine.scheduler
         plain, left = getattr(owner, where), iter(range(5))
 
         def interrupted(*args: Any, plain: Any = plain, left: Iterator[int] = left) -> Any:
