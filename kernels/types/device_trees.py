@@ -133,7 +133,9 @@ class DeviceNodes:
         found = self._chosen.get(tuple(rows))
         if found is None:
             flat = [row * self.most + node for row in rows for node in range(self.sizes[row])]
-            found = self._chosen[tuple(rows)] = _ChosenNodes(self, packet.add(flat))
+            # An even number, so that all columns begin at multiples of 16 bytes, as kernels are compiled for.
+            places = packet.add([*flat, *flat[: len(flat) % 2]])
+            found = self._chosen[tuple(rows)] = _ChosenNodes(self, places, len(flat))
         return found
 
     def tree(self, row: int) -> DraftTree:
@@ -174,16 +176,17 @@ class _ChosenNodes:
 
     Args:
         places: int64, of the nodes in all rows' columns.
+        count: number of the nodes; places behind it are padding.
     """
 
-    def __init__(self, nodes: DeviceNodes, places: Tensor) -> None:
-        self._nodes, self._places = nodes, places
+    def __init__(self, nodes: DeviceNodes, places: Tensor, count: int) -> None:
+        self._nodes, self._places, self._count = nodes, places, count
         self._found: NodeTensors | None = None
 
     def __call__(self) -> NodeTensors:
         """Return the nodes, once their places have been sent."""
         if self._found is None:
-            chosen = self._nodes.table.numbers.flatten(1).index_select(1, self._places)
+            chosen = self._nodes.table.numbers.flatten(1).index_select(1, self._places)[:, : self._count]
             self._found = NodeTensors(chosen[0], chosen[2], chosen[1], chosen[4:].t())
         return self._found
 
