@@ -161,7 +161,10 @@ class DraftLevels:
 
     @property
     def own_positions(self) -> tuple[Tensor, Tensor]:
-        """What moves on by what a step brings beyond one token, int64: `[rows, width]` rotary, `[rows]` of noise."""
+        """Rotary positions, int64 `[rows, width]`, and noise positions, int64 `[rows]`, of the nodes below the roots.
+
+        They are those behind one new token; the number of accepted drafts is added once the device knows it.
+        """
         noise = self.noise.on_device
         assert noise is not None
         return self.positions.view(self.num_rows, self.width), noise.positions

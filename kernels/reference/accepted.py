@@ -1,4 +1,4 @@
-"""What follows a walk, in plain torch: the reference of the Triton kernels."""
+"""Moves of accepted cache entries and the new tokens of a step, in plain torch; reference of the Triton kernels."""
 
 import torch
 from torch import Tensor

@@ -1,5 +1,5 @@
 # mypy: allow-incomplete-defs, allow-untyped-defs, allow-untyped-decorators
-"""What follows a walk on the device: accepted cache entries are moved, and the tokens that it brings are read."""
+"""Kernels behind the acceptance of drafts: move accepted cache entries, and write the new tokens to the next inputs."""
 
 import torch
 import triton
@@ -39,7 +39,7 @@ def move_accepted(kv: Tensor, features: Tensor | None, walk: Walk, slots: Tensor
 
 
 def place_tokens(walk: Walk, nodes: Tensor, places: TokenTargets) -> None:
-    """Write the tokens that a walk brings to some rows where they are read, and move their positions on; see there.
+    """Write the new tokens of some rows, and add their accepted drafts to positions; see `TokenTargets`.
 
     Args:
         nodes: int64 `[nodes]`, tokens of the nodes of all trees.

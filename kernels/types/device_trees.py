@@ -139,7 +139,7 @@ class DeviceNodes:
         return found
 
     def tree(self, row: int) -> DraftTree:
-        """Return a row's tree without its `draft_probs`; `host` must hold what it reads."""
+        """Return a row's tree without its `draft_probs`. `host` must be set: the numbers of `read_by_host`."""
         assert self.host is not None
         start = row * self.most
         tokens, parents, ranks = (tuple(part[start : start + self.sizes[row]]) for part in self.host)

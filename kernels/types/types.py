@@ -240,7 +240,7 @@ class Walk(NamedTuple):
 
 
 class TokenTargets(NamedTuple):
-    """Where the tokens go that a walk brings to some of its rows, and what moves on with their number.
+    """Memory that the new tokens of some rows of a walk are written to, and positions that their number is added to.
 
     Attributes:
         rows: int64 `[rows]`, their places in the walk.

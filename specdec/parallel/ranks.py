@@ -192,7 +192,11 @@ class OtherRank:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """End this rank if it hangs meanwhile. What it does must need the processor, or other ranks."""
+        """End this rank if it hangs within this context.
+
+        Code that waits for anything but other ranks, such as a file, must not run in it: it uses no processor either,
+        and would count as hung.
+        """
         self._is_watched = True
         try:
             yield
