@@ -1,6 +1,7 @@
 """Trees of the coming step, which a device drafts behind the verification of this one, before the host knows it."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -29,10 +30,7 @@ class NewTokens(NamedTuple):
 
 def first_nodes(trees: DraftTrees, rows: Sequence[int]) -> list[int]:
     """Return the first node of some rows' trees among the nodes of all."""
-    starts, end = list[int](), 0
-    for size in trees.sizes:
-        starts.append(end)
-        end += size
+    starts = list(accumulate(trees.sizes, initial=0))
     return [starts[row] for row in rows]
 
 

@@ -288,11 +288,9 @@ class LevelLoops(ABC, Generic[State]):
         most, count = self.shape.tokens, len(rows)
         parts = [TreeRow([0] * most, len(row.token_ids), row.block_table, 1, row.adapter) for row in rows]
         packed, run = self._packed(rows, parts, packet)
-        tokens, sources = (
-            None if part is None else part[: count * most].view(count, most)
-            for part in (packed.batch.tokens, packed.batch.sources)
-        )
-        assert tokens is not None
+        tokens, sources = packed.batch.tokens[: count * most].view(count, most), packed.batch.sources
+        if sources is not None:
+            sources = sources[: count * most].view(count, most)
         return tokens, sources, lambda: run(packed.complete())[: count * most].view(count, most, -1)
 
     def _packed(self, rows: Sequence[DraftRow], parts: list[TreeRow], packet: Packet) -> "tuple[PackedBatch, Pass]":

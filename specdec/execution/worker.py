@@ -254,7 +254,8 @@ def _split(order: StepOrder) -> tuple[list[DraftRow], list[DraftRow]]:
 
 def _sampled_logits(order: StepOrder, trees: DraftTrees, logits: Tensor) -> Tensor:
     """Return the logits of the sampled rows' roots and nodes."""
-    if len(order.sampled) == len(order.parts) and len(logits) == len(order.sampled) + sum(trees.sizes):
+    sizes = trees.sizes if len(order.sampled) == len(order.parts) else [trees.sizes[row] for row in order.sampled]
+    if len(logits) == len(sizes) + sum(sizes):
         return logits
     spans = score_spans(order, trees.sizes)
     return torch.cat([logits[spans[row].stop - 1 - trees.sizes[row] : spans[row].stop] for row in order.sampled])
