@@ -27,7 +27,7 @@ class StageWorker(Worker):
         self._drafted = DraftedStep(order, trees, [], [], Packet(self.device))
         return trees
 
-    def prepare_walk(self, order: StepOrder, trees: DraftTrees, packet: Packet) -> None:
+    def prepare_verification(self, order: StepOrder, trees: DraftTrees, packet: Packet) -> None:
         """Do nothing: the last stage accepts."""
 
     def finish(self) -> StepOutcome:

@@ -70,6 +70,29 @@ class _Ahead(NamedTuple):
     draft: DraftAhead
 
 
+class Verification(NamedTuple):
+    """What follows a step's pass, prepared.
+
+    Attributes:
+        walk: the acceptance rule of the sampled rows.
+        moves: of accepted cache entries, where a device makes them; None if the host does.
+        drafts: the drafting for the coming step; None if there is none.
+        next_pass: launches the pass of the coming step; None if that is planned first.
+    """
+
+    walk: PreparedWalk
+    moves: AcceptedMoves | None
+    drafts: _Ahead | None
+    next_pass: Callable[[WalkOutcome], PassAhead] | None
+
+
+class LaunchedStep(NamedTuple):
+    """A step whose pass is launched: its logits, and what follows them, None if no row is sampled."""
+
+    logits: Tensor
+    verification: Verification | None
+
+
 class Worker:
     """Model, cache, drafter and verifier of one process. It is given rows and knows no requests.
 
@@ -86,14 +109,10 @@ class Worker:
         self.runner, self.drafter, self.verifier, self.graphs = runner, drafter, verifier, graphs
         self.device = runner.cache.target.device
         self._drafted: DraftedStep | None = None
-        self._logits: Tensor | None = None
-        self._walk: PreparedWalk | None = None
-        self._moves: AcceptedMoves | None = None
-        self._prepared: _Ahead | None = None
+        self._launched: LaunchedStep | None = None
         # When drafting ahead for the coming step began and ended.
         self._drafting: list[tuple[Mark, Mark]] = []
-        # What launches the pass behind the step, and the pass that was launched behind the step before.
-        self._following: Callable[[WalkOutcome], PassAhead] | None = None
+        # The pass that was launched behind the step before.
         self._next: PassAhead | None = None
 
     @property
@@ -127,18 +146,15 @@ class Worker:
         assert self._drafted is not None, "no step was drafted"
         order, trees, late, drafting, packet = self._drafted
         launched, self._next = self._next, None
-        # Of a step before that has failed.
-        self._moves = self._prepared = self._following = None
         run = None if order.is_launched else self.runner.prepare(order.parts, trees, packet)
-        self._walk = self.prepare_walk(order, trees, packet)
-        if order.followed:
-            self._following = self._prepare_next(order, packet)
+        verification = self.prepare_verification(order, trees, packet)
         packet.send()
         if run is not None:
-            self._logits = run()
+            logits = run()
         else:
             assert launched is not None, "no pass was launched ahead"
-            self._logits = launched.logits_of([row.context for row in order.drafts])
+            logits = launched.logits_of([row.context for row in order.drafts])
+        self._launched = LaunchedStep(logits, verification)
         if late:
             start = mark(self.device)
             self.drafter.propose(late)
@@ -150,29 +166,28 @@ class Worker:
         A device then begins the coming step's work before the host reads the outcome.
         """
         assert self._drafted is not None, "no step was drafted"
-        assert self._logits is not None, "no step was launched"
-        (order, trees, _, drafting, _), logits, walk, moves = self._drafted, self._logits, self._walk, self._moves
-        prepared, following = self._prepared, self._following
-        self._drafted = self._logits = self._walk = self._moves = self._prepared = self._following = None
+        assert self._launched is not None, "no step was launched"
+        (order, trees, _, drafting, _), (logits, verification) = self._drafted, self._launched
+        self._drafted = self._launched = None
         acceptances = list[Acceptance]()
-        if walk is not None:
-            outcome = walk(_sampled_logits(order, trees, logits))
-            ahead = None
+        if verification is not None:
+            walk, moves, drafts, next_pass = verification
+            outcome, ahead = walk(_sampled_logits(order, trees, logits)), None
             # The device goes on while the outcome is on its way, and while the host plans the coming step.
             if outcome.walk is not None:
                 if moves is not None:
                     moves.make(outcome.walk)
-                if prepared is not None:
+                if drafts is not None:
                     start = mark(self.device)
-                    ahead = prepared.draft(outcome.walk)
+                    ahead = drafts.draft(outcome.walk)
                     self._drafting = [(start, mark(self.device))]
-            if following is not None:
-                self._next = following(outcome)
+            if next_pass is not None:
+                self._next = next_pass(outcome)
             acceptances = outcome.read()
             if moves is None or outcome.walk is None:
                 self.move_accepted(order, acceptances)
-            if prepared is not None and ahead is not None:
-                ahead.learn([acceptances[row] for row in prepared.rows])
+            if drafts is not None and ahead is not None:
+                ahead.learn([acceptances[row] for row in drafts.rows])
         whole = self.runner.model.whole(logits) if order.needs_logits else None
         return StepOutcome(trees.read(), acceptances, whole, drafting, {})
 
@@ -181,17 +196,19 @@ class Worker:
         self.drafter.propose(rows)
         self.runner.wait()
 
-    def prepare_walk(self, order: StepOrder, trees: DraftTrees, packet: Packet) -> PreparedWalk | None:
-        """Return the acceptance rule of the sampled rows, None without such rows."""
+    def prepare_verification(self, order: StepOrder, trees: DraftTrees, packet: Packet) -> Verification | None:
+        """Return what follows the pass of the sampled rows, None without such rows."""
         sampled = order.sampled
         if not sampled:
             return None
         own = trees if len(sampled) == len(order.parts) else trees.select(sampled)
         parts = [order.parts[row] for row in sampled]
+        moves = drafts = None
         if any(own.sizes) and self.cache.kernels.on_device:
-            self._moves = AcceptedMoves(self.cache, parts, own, packet)
-            self._prepared = self._prepare_ahead(order, own, packet)
-        return self.verifier.prepare(own, [order.drafts[row].context for row in sampled], packet)
+            moves = AcceptedMoves(self.cache, parts, own, packet)
+            drafts = self._prepare_ahead(order, own, packet)
+        walk = self.verifier.prepare(own, [order.drafts[row].context for row in sampled], packet)
+        return Verification(walk, moves, drafts, self._prepare_next(order, packet) if order.followed else None)
 
     def _prepare_next(self, order: StepOrder, packet: Packet) -> Callable[[WalkOutcome], PassAhead]:
         """Return what launches the pass over the tokens that a step without drafts brings to some of its rows."""

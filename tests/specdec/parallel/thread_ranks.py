@@ -1,5 +1,6 @@
 """Ranks in threads of the test process: starting a process for each takes seconds, and the code is the same."""
 
+import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ class ThreadRank:
     def __init__(self, store: str, rank: int) -> None:
         def run() -> None:
             serve(meet(file_store(store), rank, LOOPBACK), end=lambda _: None)
+            # The end of a process closes its groups, for which other ranks wait.
+            gc.collect()
 
         self._thread = threading.Thread(target=run, name=f"rank {rank}", daemon=True)
         self._thread.start()
