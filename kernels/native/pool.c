@@ -1,14 +1,11 @@
 #include "pool.h"
+#include "waiting.h"
 
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-/* Rounds of waiting before a thread lets others run. Jobs of a call follow each other within microseconds. */
-enum { ROUNDS_BUSY = 2000 };
 
 /* Time without a job after which a thread sleeps. Between two calls the host works for a tenth of a millisecond. To wake
    up takes a thread nearly as long, beside a small model's step a third of it. */
@@ -42,20 +39,6 @@ typedef struct {
     pool *owner;
     int thread;
 } worker;
-
-static inline void pause_briefly(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-static inline int64_t nanoseconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
 
 /* Do the share of a thread, on that thread or on the caller's, unless somebody else has claimed it. */
 static void do_share(pool *p, int owner, int thread, uint64_t number) {

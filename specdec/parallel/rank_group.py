@@ -1,11 +1,15 @@
 """Operations between the ranks that share one model, on torch.distributed: collectives, and sends to a neighbour."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from specdec.parallel.shared_slots import SharedSlots, shared_slots
 
 # Address of ranks that are all on one machine.
 LOOPBACK = "127.0.0.1"
@@ -14,7 +18,7 @@ Store = Any
 
 
 class RankGroup:
-    """Place of one process among the ranks: gloo on CPUs, NCCL on GPUs.
+    """Place of one process among the ranks: on CPUs gloo, and shared memory on one machine; NCCL on GPUs.
 
     NCCL was not run: no machine with two GPUs was available. CUDA graphs hold its collectives, which are launches like
     others.
@@ -42,6 +46,7 @@ class RankGroup:
         # Sends that may not have ended, with the tensors that they read.
         self._sends: list[tuple[Any, Tensor]] = []
         self._group: Any
+        self._slots: SharedSlots | None = None
         limit = timedelta(seconds=timeout)
         if device.type == "cuda":
             nccl = dist.ProcessGroupNCCL.Options()
@@ -52,18 +57,28 @@ class RankGroup:
             gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
             gloo._timeout = limit
             self._group = dist.ProcessGroupGloo(store, rank, size, gloo)
+            if size > 1:
+                self._slots = shared_slots(rank, size, store, timeout)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Replace `x` by its sum over all ranks, which is bitwise the same on each of them."""
         assert x.is_contiguous()
-        self._wait(self._group.allreduce([x]))
+        with self._waiting():
+            if self._slots is not None:
+                self._slots.all_reduce(x)
+            else:
+                self._group.allreduce([x]).wait()
         return x
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
         """Return the `x` of each rank; all must have one shape."""
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        self._wait(self._group.allgather([parts], [x]))
+        with self._waiting():
+            if self._slots is not None:
+                self._slots.all_gather(x, parts)
+            else:
+                self._group.allgather([parts], [x]).wait()
         return parts
 
     def send(self, x: Tensor, rank: int) -> None:
@@ -72,19 +87,22 @@ class RankGroup:
 
     def flush(self) -> None:
         """Wait until all that was sent has been received."""
-        for work, _ in self._sends:
-            self._wait(work)
+        with self._waiting():
+            for work, _ in self._sends:
+                work.wait()
         self._sends.clear()
 
     def receive(self, x: Tensor, rank: int) -> Tensor:
         """Replace `x` by the next tensor that a rank sends, which must have its shape and dtype."""
-        self._wait(self._group.recv([x], rank, 0))
+        with self._waiting():
+            self._group.recv([x], rank, 0).wait()
         return x
 
-    def _wait(self, work: Any) -> None:
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
         self.is_waiting = True
         try:
-            work.wait()
+            yield
         finally:
             self.is_waiting = False
 
