@@ -15,16 +15,21 @@ void *reserve(buffer *b, size_t bytes) {
     return b->memory;
 }
 
-/* The form of a name if this processor has it; of "" the fastest. The one with products of bfloat16 is for activations in
-   bfloat16: with others it would do what `avx512` does. */
+/* The form of a name if this processor has it; of "" the fastest. Those with products of bfloat16 are for activations
+   in bfloat16: with others they would do what `avx512` does. */
 static const form *form_named(const char *name, int64_t dtype) {
-    const form *found[4];
+    const form *found[5];
     int count = 0;
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-        if (__builtin_cpu_supports("avx512bf16"))
+        if (__builtin_cpu_supports("avx512bf16")) {
+#if defined(HAS_AMX_FORM)
+            if (amx_runs())
+                found[count++] = &amx_form;
+#endif
             found[count++] = &avx512_bf16_form;
+        }
         found[count++] = &avx512_form;
     }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
@@ -33,7 +38,7 @@ static const form *form_named(const char *name, int64_t dtype) {
     found[count++] = &portable_form;
     for (int i = 0; i < count; i++)
         if (!*name || !strcmp(name, found[i]->name))
-            return found[i] == &avx512_bf16_form && dtype != BFLOAT16 ? &avx512_form : found[i];
+            return found[i]->has_pairs && dtype != BFLOAT16 ? &avx512_form : found[i];
     return NULL;
 }
 

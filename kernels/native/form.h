@@ -17,6 +17,9 @@
 #include "quantized.h"
 #include "tiles.h"
 #include "quantized_tiles.h"
+#if defined(FORM_AMX)
+#include "amx_tiles.h"
+#endif
 #include "products.h"
 #include "kv_entries.h"
 #include "adapters.h"
@@ -32,8 +35,14 @@
 #include "edges.h"
 #include "block.h"
 
+#if defined(FORM_PAIRS)
+enum { HAS_PAIRS = 1 };
+#else
+enum { HAS_PAIRS = 0 };
+#endif
+
 const form FORM = {
-    .name = FORM_NAME, .product = run_product_beside, .rows = read_rows, .run_layer = run_layer, .attend = attend,
+    .name = FORM_NAME, .has_pairs = HAS_PAIRS, .product = run_product_beside, .rows = read_rows, .run_layer = run_layer, .attend = attend,
     .norm = norm_as_given, .run_pass = run_pass, .noise = noise, .filter = filter, .run_walks = run_walks,
     .run_drafting = run_drafting, .run_block_drafting = run_block_drafting,
 };

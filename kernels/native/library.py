@@ -29,7 +29,7 @@ MOST_PARTS = 3
 # Called with the number of a layer.
 BEFORE_LAYER = ctypes.CFUNCTYPE(None, c_int64)
 # Forms of the library, the slowest first.
-FORMS = ("portable", "avx2", "avx512", "avx512_bf16")
+FORMS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 NOT_BUILT = "the native kernels are not built: install a C compiler (gcc or clang), and specdec once more"
 
 
@@ -280,8 +280,8 @@ class Library:
     """A context of the compiled library: its threads, and memory between the parts of a layer.
 
     Args:
-        form: one of `FORMS`; "" for the fastest that the processor has. `avx512_bf16` is `avx512` where activations
-            are not bfloat16.
+        form: one of `FORMS`; "" for the fastest that the processor has. `avx512_bf16` and `amx` are `avx512`
+            where activations are not bfloat16.
         threads: number of threads, the caller's included; the others sleep while nothing is asked.
         dtype: of activations.
 

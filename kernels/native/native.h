@@ -229,6 +229,7 @@ typedef struct {
 /* The operations as compiled for one kind of processor. Each returns 0, or -1 without memory. */
 struct form {
     const char *name;
+    int has_pairs; /* products of pairs of bfloat16 */
     int (*product)(context *, const matrix *, const step *, int64_t rows, const void *x, void *out);
     int (*rows)(context *, const matrix *, int64_t count, const int64_t *rows, void *out);
     int (*run_layer)(context *, const layer *, const step *, const void *x, const void *residual, void *out);
@@ -245,6 +246,13 @@ struct form {
 };
 
 extern const form portable_form, avx2_form, avx512_form, avx512_bf16_form;
+
+/* Where the compiler knows the instructions. */
+#if defined(__x86_64__) && defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
+#define HAS_AMX_FORM
+extern const form amx_form;
+int amx_runs(void);
+#endif
 
 /* The buffer's memory, of at least `bytes`, or NULL. */
 void *reserve(buffer *, size_t bytes);

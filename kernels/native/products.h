@@ -79,6 +79,12 @@ FOR_ROWS(FLOAT8)
 
 /* Multiply all rows with the blocks `begin` to `end`; few blocks at a time, so that those stay in the cache. */
 static void multiply(const product *p, int64_t begin, int64_t end) {
+#if defined(FORM_AMX)
+    if (p->weight->kind == BFLOAT16) {
+        (p->rows == 1 ? multiply_row_as_tiles : multiply_pairs_in_tiles)(p, begin, end);
+        return;
+    }
+#endif
     const int64_t tiles = (p->rows + MOST_ROWS - 1) / MOST_ROWS;
     const int64_t step = tiles == 1 ? end - begin : 4;
     for (int64_t block = begin; block < end; block += step) {

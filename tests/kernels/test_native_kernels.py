@@ -81,6 +81,23 @@ def test_products(
     assert multiply(x[start:end]).equal(product[start:end])
 
 
+@given(
+    libraries, st.integers(1, 80), st.integers(1, 300), st.integers(2, 40), st.integers(-38, 20), st.integers(-30, 10),
+    st.integers(0, 99),
+)  # fmt: skip
+def test_a_row_alone_has_the_same_bits_whatever_its_numbers(
+    own: Library, columns: int, inputs: int, rows: int, size: int, weight_size: int, seed: int
+) -> None:
+    """Also of sums that underflow: several instructions multiply, and each has its own rules for them."""
+    weight = (normal(seed, columns, inputs) * 10.0**weight_size).to(own.dtype)
+    spread = (8 * normal(seed + 1, rows, inputs)).exp()
+    x = (normal(seed + 2, rows, inputs) * spread * 10.0**size).to(own.dtype)
+    multiply = NativeProjection(own, weight, None)
+    alone = torch.cat([multiply(row[None]) for row in x])
+    assert torch.equal(multiply(x).nan_to_num(), alone.nan_to_num())
+    assert torch.equal(multiply(x).signbit(), alone.signbit())
+
+
 def test_weights_are_kept_in_the_smallest_type_that_holds_them() -> None:
     own = library(FORMS[-1], 1, torch.float32)
     weight = normal(0, 20, 10)

@@ -1,0 +1,33 @@
+/* For x86 processors with AVX-512 (F, BW, VL, DQ, BF16) and tile registers for bfloat16. */
+#include "native.h"
+
+#if defined(HAS_AMX_FORM)
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cpuid.h>
+
+/* Whether the processor has the tiles, and the system lets this process use them. */
+int amx_runs(void) {
+    enum { BFLOAT16_TILES = 1 << 22, TILE_REGISTERS = 1 << 24, REQUEST = 0x1023, TILE_DATA = 18 };
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & BFLOAT16_TILES) || !(d & TILE_REGISTERS))
+        return 0;
+    return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+}
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c,amx-tile,amx-bf16"))), apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c,amx-tile,amx-bf16")
+#endif
+#define FORM_AVX512
+#define FORM_PAIRS
+#define FORM_AMX /* products of tiles of bfloat16 */
+#define FORM amx_form
+#define FORM_NAME "amx"
+#include "form.h"
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif
