@@ -1,7 +1,13 @@
 /* Products of bfloat16 by a processor's tile registers (AMX): 16 columns of 32 inputs at a time, for up to 16 rows. The
    processor adds up even and odd inputs apart, and each row by itself: a row's result is the same among any others. */
 
-enum { TILE_ROWS = 16, TILE_DEPTH = 32, TILE_BYTES = 1024 };
+enum {
+    TILE_ROWS = 16,
+    TILE_DEPTH = 32,
+    TILE_BYTES = 1024,
+    FEW_ROWS = 2, /* that vectors multiply faster, and of whole numbers: */
+    FEW_INTEGER_ROWS = 4,
+};
 
 /* Tile registers: the first four have the sums of blocks side by side, the next inputs, and two more weights in turn.
    Compilers put these names into instructions. */
@@ -19,12 +25,12 @@ typedef struct {
     uint8_t rows[16];
 } tile_shapes;
 
-/* Have the tiles of sums and inputs hold so many rows. */
-static void shape_tiles(int rows) {
+/* Have the tiles of sums and inputs hold so many rows, of so many inputs as the rows of weights hold in bytes. */
+static void shape_tiles(int rows, int input_bytes) {
     tile_shapes shapes = {.palette = 1};
     for (int t = 0; t < REGISTERS; t++) {
-        shapes.rows[t] = t <= INPUT_TILE ? rows : TILE_ROWS;
-        shapes.row_bytes[t] = 64;
+        shapes.rows[t] = t <= INPUT_TILE ? rows : input_bytes / 4;
+        shapes.row_bytes[t] = t == INPUT_TILE ? input_bytes : 64;
     }
     WRITTEN();
     _tile_loadconfig(&shapes);
@@ -45,28 +51,26 @@ static void fill_rest(const product *p, int rows, int blocks, const char *x, con
         memcpy(rest->weights[b], weight + b * block_bytes + whole * 32, left * 32);
 }
 
-INLINE void prefetch_tile(const char *weights) {
-    UNROLLED
-    for (int line = 0; line < TILE_BYTES / 64; line++)
-        __builtin_prefetch(weights + 64 * line);
+/* Prefetch what is `ahead` bytes behind a tile of weights; nothing for 0. */
+INLINE void prefetch_tile(const char *weights, size_t ahead) {
+    if (ahead)
+        UNROLLED
+        for (int line = 0; line < TILE_BYTES / 64; line++)
+            __builtin_prefetch(weights + ahead + 64 * line);
 }
 
-/* Add the products of 32 inputs to the sums of block `b`, by one weight tile or the other. */
-#define MULTIPLY_TILE(b, tile, weights)                                                                                \
+/* Add the products of 32 inputs to the sums of block `b`, by one weight tile or the other. Tiles are prefetched one by one:
+   more at once would wait for each other. */
+#define MULTIPLY_TILE(b, tile, weights, ahead)                                                                         \
     if (blocks > b) {                                                                                                  \
+        prefetch_tile(weights, ahead);                                                                                 \
         _tile_loadd(tile, weights, 64);                                                                                \
         _tile_dpbf16ps(b, INPUT_TILE, tile);                                                                           \
     }
 
-/* Write the sums of a row's 16 columns, with bias and residual. */
-INLINE void add_beside(const product *p, int64_t row, int64_t column, float *out, vf sum) {
-    /* Of sums that underflow, tiles and vectors know different signs. */
-    sum += splat(0);
-    if (p->weight->bias)
-        sum += load(p->weight->bias + column);
-    if (p->residual)
-        sum += load(p->residual + row * p->residual_stride + column);
-    store(out, sum);
+/* Write the sums of a row's 16 columns. Of sums that underflow, tiles and vectors know different signs. */
+INLINE void write_tile_sums(const product *p, int64_t row, int64_t block, vf sum) {
+    write_sums(p, row, block * BLOCK, sum + splat(0));
 }
 
 /* Multiply `rows` rows, as the tiles are shaped for, with `blocks` blocks of the weight from `block` on. */
@@ -84,24 +88,21 @@ INLINE void multiply_in_tiles(const product *p, int rows, int blocks, int64_t ro
     for (; k + TILE_DEPTH <= depth; k += TILE_DEPTH) {
         const char *w = weight + k * 32;
         const size_t ahead = k < near_end ? AHEAD : AHEAD + (blocks - 1) * block_bytes;
-        UNROLLED
-        for (int b = 0; b < blocks; b++)
-            prefetch_tile(w + b * block_bytes + ahead);
         _tile_loadd(INPUT_TILE, x + k * 2, p->x_stride);
-        MULTIPLY_TILE(0, WEIGHT_TILE, w)
-        MULTIPLY_TILE(1, OTHER_WEIGHT_TILE, w + block_bytes)
-        MULTIPLY_TILE(2, WEIGHT_TILE, w + 2 * block_bytes)
-        MULTIPLY_TILE(3, OTHER_WEIGHT_TILE, w + 3 * block_bytes)
+        MULTIPLY_TILE(0, WEIGHT_TILE, w, ahead)
+        MULTIPLY_TILE(1, OTHER_WEIGHT_TILE, w + block_bytes, ahead)
+        MULTIPLY_TILE(2, WEIGHT_TILE, w + 2 * block_bytes, ahead)
+        MULTIPLY_TILE(3, OTHER_WEIGHT_TILE, w + 3 * block_bytes, ahead)
     }
     if (k < depth) {
         tile_rest rest;
         fill_rest(p, rows, blocks, x, weight, block_bytes, &rest);
         WRITTEN();
         _tile_loadd(INPUT_TILE, rest.inputs, 64);
-        MULTIPLY_TILE(0, WEIGHT_TILE, rest.weights[0])
-        MULTIPLY_TILE(1, OTHER_WEIGHT_TILE, rest.weights[1])
-        MULTIPLY_TILE(2, WEIGHT_TILE, rest.weights[2])
-        MULTIPLY_TILE(3, OTHER_WEIGHT_TILE, rest.weights[3])
+        MULTIPLY_TILE(0, WEIGHT_TILE, rest.weights[0], 0)
+        MULTIPLY_TILE(1, OTHER_WEIGHT_TILE, rest.weights[1], 0)
+        MULTIPLY_TILE(2, WEIGHT_TILE, rest.weights[2], 0)
+        MULTIPLY_TILE(3, OTHER_WEIGHT_TILE, rest.weights[3], 0)
     }
     float sums[MOST_BLOCKS][TILE_ROWS * BLOCK] __attribute__((aligned(64)));
     _tile_stored(0, sums[0], 64);
@@ -111,84 +112,94 @@ INLINE void multiply_in_tiles(const product *p, int rows, int blocks, int64_t ro
         _tile_stored(2, sums[2], 64);
     if (blocks > 3)
         _tile_stored(3, sums[3], 64);
-    for (int b = 0; b < blocks; b++) {
-        const int64_t column = (block + b) * BLOCK;
-        float *out = p->out + row * p->out_stride + column - p->first_column;
+    for (int b = 0; b < blocks; b++)
         for (int r = 0; r < rows; r++)
-            add_beside(p, row + r, column, out + r * p->out_stride, load(sums[b] + r * BLOCK));
-    }
+            write_tile_sums(p, row + r, block + b, load(sums[b] + r * BLOCK));
 }
 
-/* Multiply one row as the tiles do, by vectors, which read weights faster: what tiles have ahead of them is that they
-   multiply many rows. The even inputs of 32 are added up, then the odd ones, and the two sums to those before. */
-INLINE void multiply_row(const product *p, int blocks, int64_t block) {
+/* Multiply few rows as the tiles do, by vectors, which read weights from memory faster. The even inputs of 32 are added up,
+   then the odd ones, and the two sums to those before. */
+INLINE void multiply_few(const product *p, int rows, int blocks, int64_t block) {
     const int64_t depth = p->weight->depth, near_end = depth * 32 > AHEAD ? depth - AHEAD / 32 : 0;
-    const size_t block_bytes = (size_t)depth * BLOCK * 2;
-    const char *weight = (const char *)p->weight->weight + block * block_bytes;
-    vf sum[MOST_BLOCKS];
+    const size_t block_bytes = (size_t)depth * BLOCK * 2, stride = p->x_stride;
+    const char *weight = (const char *)p->weight->weight + block * block_bytes, *x = p->x;
+    vf sum[FEW_ROWS][MOST_BLOCKS];
     UNROLLED
-    for (int b = 0; b < blocks; b++)
-        sum[b] = splat(0);
+    for (int r = 0; r < rows; r++)
+        UNROLLED
+        for (int b = 0; b < blocks; b++)
+            sum[r][b] = splat(0);
     for (int64_t k = 0; k < depth;) {
         const int64_t end = k + TILE_DEPTH < depth ? k + TILE_DEPTH : depth;
         const size_t ahead = k < near_end ? AHEAD : AHEAD + (blocks - 1) * block_bytes;
-        vf even[MOST_BLOCKS], odd[MOST_BLOCKS];
+        vf even[FEW_ROWS][MOST_BLOCKS], odd[FEW_ROWS][MOST_BLOCKS];
         UNROLLED
-        for (int b = 0; b < blocks; b++)
-            even[b] = odd[b] = splat(0);
-        for (; k < end; k += 2) {
-            uint32_t pair;
-            memcpy(&pair, p->x + k * 2, 4);
-            const vf first = (vf)_mm512_set1_epi32((int32_t)(pair << 16));
-            const vf second = (vf)_mm512_set1_epi32((int32_t)(pair & 0xffff0000u));
+        for (int r = 0; r < rows; r++)
+            UNROLLED
+            for (int b = 0; b < blocks; b++)
+                even[r][b] = odd[r][b] = splat(0);
+        for (; k < end; k += 2, x += 4)
             UNROLLED
             for (int b = 0; b < blocks; b++) {
                 const char *here = weight + b * block_bytes + k * 32;
                 __builtin_prefetch(here + ahead);
                 const vu pairs = load_bits(here);
-                even[b] = fma_((vf)(pairs << 16), first, even[b]);
-                odd[b] = fma_((vf)(pairs & 0xffff0000u), second, odd[b]);
+                UNROLLED
+                for (int r = 0; r < rows; r++) {
+                    uint32_t pair;
+                    memcpy(&pair, x + r * stride, 4);
+                    even[r][b] = fma_((vf)(pairs << 16), splat(float_of(pair << 16)), even[r][b]);
+                    odd[r][b] = fma_((vf)(pairs & 0xffff0000u), splat(float_of(pair & 0xffff0000u)), odd[r][b]);
+                }
             }
-        }
         UNROLLED
-        for (int b = 0; b < blocks; b++)
-            sum[b] += even[b] + odd[b];
+        for (int r = 0; r < rows; r++)
+            UNROLLED
+            for (int b = 0; b < blocks; b++)
+                sum[r][b] += even[r][b] + odd[r][b];
     }
     UNROLLED
-    for (int b = 0; b < blocks; b++) {
-        const int64_t column = (block + b) * BLOCK;
-        add_beside(p, 0, column, p->out + column - p->first_column, sum[b]);
-    }
+    for (int r = 0; r < rows; r++)
+        UNROLLED
+        for (int b = 0; b < blocks; b++)
+            write_tile_sums(p, r, block + b, sum[r][b]);
 }
 
-/* Multiply one row with the blocks `begin` to `end`. */
-static void multiply_row_as_tiles(const product *p, int64_t begin, int64_t end) {
+INLINE void multiply_few_of(const product *p, int rows, int blocks, int64_t begin, int64_t end) {
+    for (; begin + blocks <= end; begin += blocks)
+        multiply_few(p, rows, blocks, begin);
+    for (; begin < end; begin++)
+        multiply_few(p, rows, 1, begin);
+}
+
+/* Multiply at most FEW_ROWS rows with the blocks `begin` to `end`. */
+static void multiply_few_as_tiles(const product *p, int64_t begin, int64_t end) {
     /* Tiles take subnormal numbers for zero, and make none. */
     const unsigned control = _mm_getcsr();
     _mm_setcsr(control | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
-    for (; begin + MOST_BLOCKS <= end; begin += MOST_BLOCKS)
-        multiply_row(p, MOST_BLOCKS, begin);
-    for (; begin < end; begin++)
-        multiply_row(p, 1, begin);
+    if (p->rows == 1)
+        multiply_few_of(p, 1, 4, begin, end);
+    else
+        multiply_few_of(p, 2, 2, begin, end);
     _mm_setcsr(control);
 }
 
-/* Return how many rows each tile has, the last one as many or fewer. */
-INLINE int64_t rows_of_tiles(int64_t rows) {
-    const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+/* Return how many rows each tile has, at most `most`; the last one has as many or fewer. */
+INLINE int64_t rows_of_tiles(int64_t rows, int64_t most) {
+    const int64_t tiles = (rows + most - 1) / most;
     return tiles ? (rows + tiles - 1) / tiles : 1;
 }
 
 /* Multiply all rows with the blocks `begin` to `end`; few blocks at a time, so that those stay in the cache. */
 static void multiply_pairs_in_tiles(const product *p, int64_t begin, int64_t end) {
-    const int64_t most = rows_of_tiles(p->rows);
+    const int64_t most = rows_of_tiles(p->rows, TILE_ROWS);
     int shaped = 0;
     WRITTEN();
     for (int64_t block = begin; block < end; block += MOST_BLOCKS)
         for (int64_t row = 0; row < p->rows; row += most) {
             const int rows = (int)(p->rows - row < most ? p->rows - row : most);
             if (rows != shaped)
-                shape_tiles(shaped = rows);
+                shape_tiles(shaped = rows, 64);
             switch (end - block) {
             case 1: multiply_in_tiles(p, rows, 1, row, block); break;
             case 2: multiply_in_tiles(p, rows, 2, row, block); break;
@@ -198,4 +209,136 @@ static void multiply_pairs_in_tiles(const product *p, int64_t begin, int64_t end
         }
     /* Threads change faster while the registers are empty. */
     _tile_release();
+}
+
+/* Weights of 4 and 8 bits, in whole numbers: see `integer_products.h`. Tiles of signed and unsigned bytes are made in
+   memory. A tile's rows are the high bytes of a row of inputs, then its low bytes, and so on. */
+
+enum {
+    BYTES_ROWS = TILE_ROWS / 2,
+    GROUPS_AT_ONCE = 4, /* whose sums are in a register each */
+    MOST_TILES = 4, /* of a group */
+};
+
+/* Groups of a block: their numbers as tiles, and their scales. */
+typedef struct {
+    int64_t first;
+    int count, num_tiles[GROUPS_AT_ONCE];
+    vf scale[GROUPS_AT_ONCE], minimum[GROUPS_AT_ONCE];
+    char tiles[GROUPS_AT_ONCE][MOST_TILES][INPUTS_TOGETHER * BLOCK] __attribute__((aligned(64)));
+} tile_groups;
+
+/* Unpack the groups of a block from `first` on. */
+INLINE void unpack_groups(const matrix *m, int kind, const char *weight, int64_t first, tile_groups *to) {
+    const int64_t left = groups_of(m) - first, nested = nested_end(m), bytes_of_group = group_bytes(m);
+    to->first = first;
+    to->count = left < GROUPS_AT_ONCE ? (int)left : GROUPS_AT_ONCE;
+    for (int g = 0; g < to->count; g++) {
+        const int64_t k = (first + g) * m->group, inputs = m->depth - k < m->group ? m->depth - k : m->group;
+        const char *group = weight + nested + (first + g) * bytes_of_group, *numbers = group + group_head(m);
+        scales_of_vector(m, weight + k / NESTED_INPUTS * nested_bytes(m), group, 0, 0, &to->scale[g], &to->minimum[g]);
+        __builtin_prefetch(group + AHEAD);
+        to->num_tiles[g] = (int)(inputs / INPUTS_TOGETHER);
+        for (int t = 0; t < to->num_tiles[g]; t++, numbers += word_bytes(kind))
+            UNROLLED
+            for (int i = 0; i < INPUTS_TOGETHER / 8; i++) {
+                const char *here = numbers + i * word_bytes(kind) / 4;
+                __m512i bytes[2];
+                __builtin_prefetch(here + AHEAD);
+                if (kind == INT8)
+                    __builtin_prefetch(here + AHEAD + 64);
+                unpack_bytes(kind, here, bytes);
+                _mm512_store_si512(to->tiles[g][t] + 128 * i, bytes[0]);
+                _mm512_store_si512(to->tiles[g][t] + 128 * i + 64, bytes[1]);
+            }
+    }
+}
+
+/* Multiply a tile of inputs with one of group `g`, if it has as many. */
+#define MULTIPLY_GROUP(g)                                                                                              \
+    if (g < groups->count && t < groups->num_tiles[g]) {                                                               \
+        _tile_loadd(INPUT_TILE, bytes + g * group + t * INPUTS_TOGETHER, at->half);                                    \
+        _tile_loadd(WEIGHT_TILE, groups->tiles[g][t], 64);                                                             \
+        if (kind == UINT4)                                                                                             \
+            _tile_dpbsud(g, INPUT_TILE, WEIGHT_TILE);                                                                  \
+        else                                                                                                           \
+            _tile_dpbssd(g, INPUT_TILE, WEIGHT_TILE);                                                                  \
+    }
+
+/* Add the products of groups to the sums of `rows` rows from `row` on, which the first groups begin. */
+INLINE void add_tile_groups(const product *p, const row_places *at, int kind, const tile_groups *groups, int64_t row,
+                            int rows, float *sums) {
+    const int64_t group = p->weight->group;
+    const size_t stride = p->x_stride;
+    const char *x = p->x + row * stride, *bytes = x + at->high + groups->first * group;
+    int32_t parts[GROUPS_AT_ONCE][TILE_ROWS][BLOCK] __attribute__((aligned(64)));
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int t = 0; t < groups->num_tiles[0]; t++) {
+        MULTIPLY_GROUP(0)
+        MULTIPLY_GROUP(1)
+        MULTIPLY_GROUP(2)
+        MULTIPLY_GROUP(3)
+    }
+    _tile_stored(0, parts[0], 64);
+    _tile_stored(1, parts[1], 64);
+    _tile_stored(2, parts[2], 64);
+    _tile_stored(3, parts[3], 64);
+    for (int r = 0; r < rows; r++) {
+        vf sum = groups->first ? load(sums + r * BLOCK) : splat(0);
+        for (int g = 0; g < groups->count; g++)
+            sum = add_group(at, x + r * stride, groups->first + g, _mm512_load_si512(parts[g][2 * r]),
+                            _mm512_load_si512(parts[g][2 * r + 1]), groups->scale[g], groups->minimum[g], sum);
+        store(sums + r * BLOCK, sum);
+    }
+}
+
+/* Multiply rows from `from` on, at most ROWS_OF_SUMS, with the blocks `begin` to `end`. */
+enum { ROWS_OF_SUMS = 256 };
+
+INLINE void multiply_bytes_in_tiles(const product *p, int kind, int64_t from, int64_t count, int64_t begin, int64_t end) {
+    const matrix *m = p->weight;
+    const int64_t most = rows_of_tiles(count, BYTES_ROWS), num_groups = groups_of(m);
+    const row_places at = places_of(m);
+    float sums[ROWS_OF_SUMS * BLOCK] __attribute__((aligned(64)));
+    tile_groups groups;
+    int shaped = 0;
+    for (int64_t block = begin; block < end; block++) {
+        const char *weight = (const char *)m->weight + block * quantized_block_bytes(m);
+        for (int64_t first = 0; first < num_groups; first += GROUPS_AT_ONCE) {
+            unpack_groups(m, kind, weight, first, &groups);
+            WRITTEN();
+            for (int64_t row = 0; row < count; row += most) {
+                const int rows = (int)(count - row < most ? count - row : most);
+                if (rows != shaped)
+                    shape_tiles(2 * (shaped = rows), INPUTS_TOGETHER);
+                add_tile_groups(p, &at, kind, &groups, from + row, rows, sums + row * BLOCK);
+            }
+        }
+        for (int64_t row = 0; row < count; row++)
+            write_sums(p, from + row, block * BLOCK, load(sums + row * BLOCK));
+    }
+    _tile_release();
+}
+
+#define FOR_TILES(kind)                                                                                                \
+    static void multiply_##kind##_in_tiles(const product *p, int64_t from, int64_t count, int64_t begin, int64_t end) {\
+        multiply_bytes_in_tiles(p, kind, from, count, begin, end);                                                     \
+    }
+FOR_TILES(UINT4)
+FOR_TILES(INT8)
+#undef FOR_TILES
+
+/* Multiply all rows with the blocks `begin` to `end`. */
+static void multiply_integers_in_tiles(const product *p, int64_t begin, int64_t end) {
+    if (p->rows <= FEW_INTEGER_ROWS || p->weight->group > MOST_TILES * INPUTS_TOGETHER) {
+        multiply_integers(p, begin, end);
+        return;
+    }
+    for (int64_t from = 0; from < p->rows; from += ROWS_OF_SUMS) {
+        const int64_t left = p->rows - from, count = left < ROWS_OF_SUMS ? left : ROWS_OF_SUMS;
+        (p->weight->kind == UINT4 ? multiply_UINT4_in_tiles : multiply_INT8_in_tiles)(p, from, count, begin, end);
+    }
 }

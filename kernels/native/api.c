@@ -23,7 +23,7 @@ static const form *form_named(const char *name, int64_t dtype) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-        if (__builtin_cpu_supports("avx512bf16")) {
+        if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) {
 #if defined(HAS_AMX_FORM)
             if (amx_runs())
                 found[count++] = &amx_form;

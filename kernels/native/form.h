@@ -17,6 +17,7 @@
 #include "quantized.h"
 #include "tiles.h"
 #include "quantized_tiles.h"
+#include "integer_products.h"
 #if defined(FORM_AMX)
 #include "amx_tiles.h"
 #endif

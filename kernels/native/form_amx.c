@@ -9,17 +9,18 @@
 
 /* Whether the processor has the tiles, and the system lets this process use them. */
 int amx_runs(void) {
-    enum { BFLOAT16_TILES = 1 << 22, TILE_REGISTERS = 1 << 24, REQUEST = 0x1023, TILE_DATA = 18 };
+    /* Tiles, and their products of bfloat16 and of bytes; arch_prctl's request for their registers. */
+    enum { TILES_OF_BOTH = 1 << 24 | 1 << 22 | 1 << 25, REQUEST = 0x1023, TILE_DATA = 18 };
     unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & BFLOAT16_TILES) || !(d & TILE_REGISTERS))
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & TILES_OF_BOTH) != TILES_OF_BOTH)
         return 0;
     return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
 }
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c,amx-tile,amx-bf16"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c,amx-tile,amx-bf16,amx-int8"))), apply_to = function)
 #else
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c,amx-tile,amx-bf16")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c,amx-tile,amx-bf16,amx-int8")
 #endif
 #define FORM_AVX512
 #define FORM_PAIRS

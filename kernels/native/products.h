@@ -81,7 +81,17 @@ FOR_ROWS(FLOAT8)
 static void multiply(const product *p, int64_t begin, int64_t end) {
 #if defined(FORM_AMX)
     if (p->weight->kind == BFLOAT16) {
-        (p->rows == 1 ? multiply_row_as_tiles : multiply_pairs_in_tiles)(p, begin, end);
+        (p->rows <= FEW_ROWS ? multiply_few_as_tiles : multiply_pairs_in_tiles)(p, begin, end);
+        return;
+    }
+#endif
+#if defined(FORM_PAIRS)
+    if (in_integers(p->weight)) {
+#if defined(FORM_AMX)
+        multiply_integers_in_tiles(p, begin, end);
+#else
+        multiply_integers(p, begin, end);
+#endif
         return;
     }
 #endif
@@ -104,8 +114,11 @@ static void multiply(const product *p, int64_t begin, int64_t end) {
     }
 }
 
-/* Bytes of a row of inputs to a weight: the inputs, and the sums of their groups where the weight has offsets. */
+/* Bytes of a row of inputs to a weight: the inputs, the sums of their groups where the weight has offsets, and the inputs'
+   bytes where it is multiplied in whole numbers. */
 INLINE size_t input_stride(const matrix *weight) {
+    if (in_integers(weight))
+        return 2 * half_stride(weight);
     return sums_at(weight) + (has_offsets(weight) ? (groups_of(weight) + SUMMED) * sizeof(float) : 0);
 }
 
@@ -116,6 +129,10 @@ INLINE void finish_inputs(const matrix *weight, void *row, int64_t count) {
         memset((char *)row + count * size_of(kind), 0, (weight->depth - count) * size_of(kind));
     if (has_offsets(weight))
         sum_groups(weight, row, kind, (float *)((char *)row + sums_at(weight)));
+#if defined(FORM_PAIRS)
+    if (in_integers(weight))
+        split_inputs(weight, row);
+#endif
 }
 
 /* Write a row of floats as inputs to a weight. */

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F
 
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.rope import RopeConfig
@@ -25,6 +26,8 @@ def library(form: str, threads: int, dtype: torch.dtype) -> Library:
 
 
 FORMS = processor_forms() or ["portable"]
+# Those that multiply weights of 4 and 8 bits in whole numbers.
+INTEGER_FORMS = ("avx512_bf16", "amx")
 # The largest relative error of one rounding.
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 NOISE = GumbelNoise(torch.device("cpu"))
@@ -51,3 +54,10 @@ def normal(seed: int, *shape: int) -> Tensor:
 
 def kernels_of(own: Library, quantization: Quantization = "none") -> KernelSet:
     return native_kernels(NOISE, own, quantization)
+
+
+def rounding_of_inputs(x: Tensor, group: int) -> Tensor:
+    """Return by how much each input may be rounded where it is multiplied in whole numbers, by its group's largest."""
+    padded = F.pad(x.double().abs(), (0, -x.shape[1] % group)).unflatten(1, (-1, group))
+    largest = padded.amax(2, keepdim=True).expand_as(padded).flatten(1)[:, : x.shape[1]]
+    return largest * 2.0**-14

@@ -11,7 +11,7 @@ from specdec.kernels.native.library import Library
 from specdec.kernels.native.operations import NativeProjection
 from specdec.kernels.native.packed_matrix import PackedMatrix
 from specdec.kernels.types.quantized_tensor import QuantizedRows, QuantizedTensor
-from tests.kernels.native_forms import FORMS, ROUNDING, libraries, library, normal
+from tests.kernels.native_forms import FORMS, INTEGER_FORMS, ROUNDING, libraries, library, normal, rounding_of_inputs
 from tests.quantized_rows import quantized_rows, random_rows
 
 
@@ -43,11 +43,37 @@ def test_products(own: Library, weight: QuantizedRows, rows: int, biased: bool, 
     exact = x.double() @ exact_weight.T + (0 if bias is None else bias.double())
     error = (product.double() - exact).abs() - ROUNDING[own.dtype] * exact.abs()
     bound = 2 * (weight.inputs + 4) * 2**-24 * (x.double().abs() @ size.T + 1)
+    if own.form in INTEGER_FORMS:
+        bound += rounding_of_inputs(x, weight.group) @ size.T
     finite = exact.abs() < torch.finfo(own.dtype).max / 2
     assert ((error <= bound) | ~finite).all()
     start = data.draw(st.integers(0, rows - 1))
     end = data.draw(st.integers(start + 1, rows))
     assert multiply(x[start:end]).equal(product[start:end])
+
+
+@given(libraries, quantized_rows(), st.integers(2, 40), st.integers(-38, 20), st.integers(0, 99))
+def test_a_row_alone_has_the_same_bits_whatever_its_numbers(
+    own: Library, weight: QuantizedRows, rows: int, size: int, seed: int
+) -> None:
+    """Several instructions multiply, and each has its own rules for numbers that underflow."""
+    spread = (8 * normal(seed, rows, weight.inputs)).exp()
+    x = (normal(seed + 1, rows, weight.inputs) * spread * 10.0**size).to(own.dtype)
+    multiply = NativeProjection(own, QuantizedTensor(weight, own.dtype), None)
+    product, alone = multiply(x), torch.cat([multiply(row[None]) for row in x])
+    assert torch.equal(product.isnan(), alone.isnan())
+    assert torch.equal(product.nan_to_num(), alone.nan_to_num())
+    assert torch.equal(product.signbit(), alone.signbit())
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+@pytest.mark.parametrize("form", FORMS)
+def test_an_input_that_is_no_number_is_seen_in_its_row_alone(form: str, number: float) -> None:
+    x = normal(1, 9, 64).to(torch.bfloat16)
+    x[4, 40] = number
+    for weight in (random_rows("uint4", 20, 64, 32, "minima"), random_rows("int8", 20, 64, 32)):
+        product = NativeProjection(library(form, 1, torch.bfloat16), QuantizedTensor(weight, torch.bfloat16))(x)
+        assert product.isfinite().all(1).logical_not().nonzero().flatten().tolist() == [4]
 
 
 @given(libraries, quantized_rows(), st.data())
