@@ -9,15 +9,10 @@ enum {
     FEW_INTEGER_ROWS = 4,
 };
 
-/* Tile registers: the first four have the sums of blocks side by side, the next inputs, and two more weights in turn.
-   Compilers put these names into instructions. */
-#define INPUT_TILE 4
-#define WEIGHT_TILE 5
-#define OTHER_WEIGHT_TILE 6
-enum { REGISTERS = 8 };
-
 /* Have memory hold what was written: compilers do not know that a tile reads it. */
 #define WRITTEN() __asm__ volatile("" : : : "memory")
+
+enum { REGISTERS = 8 };
 
 typedef struct {
     uint8_t palette, start_row, reserved[14];
@@ -25,12 +20,12 @@ typedef struct {
     uint8_t rows[16];
 } tile_shapes;
 
-/* Have the tiles of sums and inputs hold so many rows, of so many inputs as the rows of weights hold in bytes. */
-static void shape_tiles(int rows, int input_bytes) {
+/* Give each tile register its rows; `input_bytes` of inputs are in a row of `inputs` registers (a bit each). */
+static void shape_tiles(const int rows[REGISTERS], int inputs, int input_bytes) {
     tile_shapes shapes = {.palette = 1};
     for (int t = 0; t < REGISTERS; t++) {
-        shapes.rows[t] = t <= INPUT_TILE ? rows : input_bytes / 4;
-        shapes.row_bytes[t] = t == INPUT_TILE ? input_bytes : 64;
+        shapes.rows[t] = rows[t];
+        shapes.row_bytes[t] = inputs >> t & 1 ? input_bytes : 64;
     }
     WRITTEN();
     _tile_loadconfig(&shapes);
@@ -38,17 +33,20 @@ static void shape_tiles(int rows, int input_bytes) {
 
 /* What is left of inputs and weights behind whole tiles, zeros behind it. */
 typedef struct {
-    char inputs[TILE_ROWS * 64], weights[MOST_BLOCKS][TILE_BYTES];
+    char inputs[2][TILE_ROWS * 64], weights[MOST_BLOCKS][TILE_BYTES];
 } tile_rest;
 
-static void fill_rest(const product *p, int rows, int blocks, const char *x, const char *weight, size_t block_bytes,
-                      tile_rest *rest) {
+static void fill_rest(const product *p, int rows, int more, int blocks, const char *x, const char *weight,
+                      size_t block_bytes, tile_rest *rest) {
     const int64_t whole = p->weight->depth / TILE_DEPTH * TILE_DEPTH, left = p->weight->depth - whole;
     memset(rest, 0, sizeof *rest);
     for (int r = 0; r < rows; r++)
-        memcpy(rest->inputs + r * 64, x + r * p->x_stride + whole * 2, left * 2);
+        memcpy(rest->inputs[0] + r * 64, x + r * p->x_stride + whole * 2, left * 2);
+    for (int r = 0; r < more; r++)
+        memcpy(rest->inputs[1] + r * 64, x + (rows + r) * p->x_stride + whole * 2, left * 2);
     for (int b = 0; b < blocks; b++)
         memcpy(rest->weights[b], weight + b * block_bytes + whole * 32, left * 32);
+    WRITTEN();
 }
 
 /* Prefetch what is `ahead` bytes behind a tile of weights; nothing for 0. */
@@ -59,50 +57,52 @@ INLINE void prefetch_tile(const char *weights, size_t ahead) {
             __builtin_prefetch(weights + ahead + 64 * line);
 }
 
-/* Add the products of 32 inputs to the sums of block `b`, by one weight tile or the other. Tiles are prefetched one by one:
-   more at once would wait for each other. */
-#define MULTIPLY_TILE(b, tile, weights, ahead)                                                                         \
-    if (blocks > b) {                                                                                                  \
-        prefetch_tile(weights, ahead);                                                                                 \
-        _tile_loadd(tile, weights, 64);                                                                                \
-        _tile_dpbf16ps(b, INPUT_TILE, tile);                                                                           \
-    }
-
 /* Write the sums of a row's 16 columns. Of sums that underflow, tiles and vectors know different signs. */
 INLINE void write_tile_sums(const product *p, int64_t row, int64_t block, vf sum) {
     write_sums(p, row, block * BLOCK, sum + splat(0));
 }
 
-/* Multiply `rows` rows, as the tiles are shaped for, with `blocks` blocks of the weight from `block` on. */
-INLINE void multiply_in_tiles(const product *p, int rows, int blocks, int64_t row, int64_t block) {
+/* How far behind weights at input `k` is prefetched: near the end of some blocks, the beginning of the next ones. */
+INLINE size_t ahead_at(int64_t k, int64_t depth, int blocks) {
+    return k * 32 + AHEAD < depth * 32 ? AHEAD : AHEAD + (size_t)(blocks - 1) * depth * BLOCK * 2;
+}
+
+/* At most 16 rows with four blocks side by side: sums in registers 0 to 3, inputs in 4, weights in 5 and 6 in turn. Tiles are
+   prefetched one by one: more at once would wait for each other. */
+#define MULTIPLY_BLOCK(b, tile, weights, ahead)                                                                        \
+    if (blocks > b) {                                                                                                  \
+        prefetch_tile(weights, ahead);                                                                                 \
+        _tile_loadd(tile, weights, 64);                                                                                \
+        _tile_dpbf16ps(b, 4, tile);                                                                                    \
+    }
+
+INLINE void multiply_four(const product *p, int blocks, int64_t block) {
     const int64_t depth = p->weight->depth;
     const size_t block_bytes = (size_t)depth * BLOCK * 2;
-    const char *weight = (const char *)p->weight->weight + block * block_bytes, *x = p->x + row * p->x_stride;
+    const char *weight = (const char *)p->weight->weight + block * block_bytes;
+    const int rows = (int)p->rows;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    /* Near the end of these blocks, the beginning of the next ones is prefetched. */
-    const int64_t near_end = depth * 32 > AHEAD ? depth - AHEAD / 32 : 0;
     int64_t k = 0;
     for (; k + TILE_DEPTH <= depth; k += TILE_DEPTH) {
         const char *w = weight + k * 32;
-        const size_t ahead = k < near_end ? AHEAD : AHEAD + (blocks - 1) * block_bytes;
-        _tile_loadd(INPUT_TILE, x + k * 2, p->x_stride);
-        MULTIPLY_TILE(0, WEIGHT_TILE, w, ahead)
-        MULTIPLY_TILE(1, OTHER_WEIGHT_TILE, w + block_bytes, ahead)
-        MULTIPLY_TILE(2, WEIGHT_TILE, w + 2 * block_bytes, ahead)
-        MULTIPLY_TILE(3, OTHER_WEIGHT_TILE, w + 3 * block_bytes, ahead)
+        const size_t ahead = ahead_at(k, depth, blocks);
+        _tile_loadd(4, p->x + k * 2, p->x_stride);
+        MULTIPLY_BLOCK(0, 5, w, ahead)
+        MULTIPLY_BLOCK(1, 6, w + block_bytes, ahead)
+        MULTIPLY_BLOCK(2, 5, w + 2 * block_bytes, ahead)
+        MULTIPLY_BLOCK(3, 6, w + 3 * block_bytes, ahead)
     }
     if (k < depth) {
         tile_rest rest;
-        fill_rest(p, rows, blocks, x, weight, block_bytes, &rest);
-        WRITTEN();
-        _tile_loadd(INPUT_TILE, rest.inputs, 64);
-        MULTIPLY_TILE(0, WEIGHT_TILE, rest.weights[0], 0)
-        MULTIPLY_TILE(1, OTHER_WEIGHT_TILE, rest.weights[1], 0)
-        MULTIPLY_TILE(2, WEIGHT_TILE, rest.weights[2], 0)
-        MULTIPLY_TILE(3, OTHER_WEIGHT_TILE, rest.weights[3], 0)
+        fill_rest(p, rows, 0, blocks, p->x, weight, block_bytes, &rest);
+        _tile_loadd(4, rest.inputs[0], 64);
+        MULTIPLY_BLOCK(0, 5, rest.weights[0], 0)
+        MULTIPLY_BLOCK(1, 6, rest.weights[1], 0)
+        MULTIPLY_BLOCK(2, 5, rest.weights[2], 0)
+        MULTIPLY_BLOCK(3, 6, rest.weights[3], 0)
     }
     float sums[MOST_BLOCKS][TILE_ROWS * BLOCK] __attribute__((aligned(64)));
     _tile_stored(0, sums[0], 64);
@@ -114,7 +114,63 @@ INLINE void multiply_in_tiles(const product *p, int rows, int blocks, int64_t ro
         _tile_stored(3, sums[3], 64);
     for (int b = 0; b < blocks; b++)
         for (int r = 0; r < rows; r++)
+            write_tile_sums(p, r, block + b, load(sums[b] + r * BLOCK));
+}
+
+/* More rows, two tiles of them with two blocks, which are read half as often: sums in registers 0 to 3, inputs in 4 and 5,
+   weights in 6 and 7. */
+#define MULTIPLY_SQUARE(b, tile, weights, ahead)                                                                       \
+    if (blocks > b) {                                                                                                  \
+        prefetch_tile(weights, ahead);                                                                                 \
+        _tile_loadd(tile, weights, 64);                                                                                \
+        _tile_dpbf16ps(b, 4, tile);                                                                                    \
+    }
+#define MULTIPLY_SECOND(b, sum, tile)                                                                                  \
+    if (blocks > b)                                                                                                    \
+        _tile_dpbf16ps(sum, 5, tile);
+
+INLINE void multiply_square(const product *p, int rows, int more, int blocks, int64_t row, int64_t block) {
+    const int64_t depth = p->weight->depth;
+    const size_t block_bytes = (size_t)depth * BLOCK * 2;
+    const char *weight = (const char *)p->weight->weight + block * block_bytes;
+    const char *x = p->x + row * p->x_stride, *second = x + rows * p->x_stride;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    int64_t k = 0;
+    for (; k + TILE_DEPTH <= depth; k += TILE_DEPTH) {
+        const char *w = weight + k * 32;
+        /* The first rows bring the weights to the cache. */
+        const size_t ahead = row ? 0 : ahead_at(k, depth, blocks);
+        _tile_loadd(4, x + k * 2, p->x_stride);
+        MULTIPLY_SQUARE(0, 6, w, ahead)
+        MULTIPLY_SQUARE(1, 7, w + block_bytes, ahead)
+        _tile_loadd(5, second + k * 2, p->x_stride);
+        MULTIPLY_SECOND(0, 2, 6)
+        MULTIPLY_SECOND(1, 3, 7)
+    }
+    if (k < depth) {
+        tile_rest rest;
+        fill_rest(p, rows, more, blocks, x, weight, block_bytes, &rest);
+        _tile_loadd(4, rest.inputs[0], 64);
+        MULTIPLY_SQUARE(0, 6, rest.weights[0], 0)
+        MULTIPLY_SQUARE(1, 7, rest.weights[1], 0)
+        _tile_loadd(5, rest.inputs[1], 64);
+        MULTIPLY_SECOND(0, 2, 6)
+        MULTIPLY_SECOND(1, 3, 7)
+    }
+    float sums[4][TILE_ROWS * BLOCK] __attribute__((aligned(64)));
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+    for (int b = 0; b < blocks; b++) {
+        for (int r = 0; r < rows; r++)
             write_tile_sums(p, row + r, block + b, load(sums[b] + r * BLOCK));
+        for (int r = 0; r < more; r++)
+            write_tile_sums(p, row + rows + r, block + b, load(sums[2 + b] + r * BLOCK));
+    }
 }
 
 /* Multiply few rows as the tiles do, by vectors, which read weights from memory faster. The even inputs of 32 are added up,
@@ -184,31 +240,52 @@ static void multiply_few_as_tiles(const product *p, int64_t begin, int64_t end) 
     _mm_setcsr(control);
 }
 
+/* Multiply at most 16 rows with the blocks `begin` to `end`. */
+static void multiply_rows_in_tiles(const product *p, int64_t begin, int64_t end) {
+    const int rows = (int)p->rows;
+    shape_tiles((int[]){rows, rows, rows, rows, rows, TILE_ROWS, TILE_ROWS, TILE_ROWS}, 1 << 4, 64);
+    for (; begin < end; begin += MOST_BLOCKS)
+        switch (end - begin) {
+        case 1: multiply_four(p, 1, begin); break;
+        case 2: multiply_four(p, 2, begin); break;
+        case 3: multiply_four(p, 3, begin); break;
+        default: multiply_four(p, 4, begin);
+        }
+}
+
+/* Multiply more rows with the blocks `begin` to `end`, in pairs of tiles of about as many rows each. */
+static void multiply_squares(const product *p, int64_t begin, int64_t end) {
+    const int64_t tiles = (p->rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * 2;
+    int first = 0, second = 0;
+    for (; begin < end; begin += 2)
+        for (int64_t tile = 0; tile < tiles; tile += 2) {
+            const int64_t row = p->rows * tile / tiles, middle = p->rows * (tile + 1) / tiles;
+            const int rows = (int)(middle - row), more = (int)(p->rows * (tile + 2) / tiles - middle);
+            if (rows != first || more != second) {
+                first = rows;
+                second = more;
+                shape_tiles((int[]){rows, rows, more, more, rows, more, TILE_ROWS, TILE_ROWS}, 3 << 4, 64);
+            }
+            if (end - begin > 1)
+                multiply_square(p, rows, more, 2, row, begin);
+            else
+                multiply_square(p, rows, more, 1, row, begin);
+        }
+}
+
+static void multiply_pairs_in_tiles(const product *p, int64_t begin, int64_t end) {
+    if (!p->rows)
+        return;
+    WRITTEN();
+    (p->rows <= TILE_ROWS ? multiply_rows_in_tiles : multiply_squares)(p, begin, end);
+    /* Threads change faster while the registers are empty. */
+    _tile_release();
+}
+
 /* Return how many rows each tile has, at most `most`; the last one has as many or fewer. */
 INLINE int64_t rows_of_tiles(int64_t rows, int64_t most) {
     const int64_t tiles = (rows + most - 1) / most;
     return tiles ? (rows + tiles - 1) / tiles : 1;
-}
-
-/* Multiply all rows with the blocks `begin` to `end`; few blocks at a time, so that those stay in the cache. */
-static void multiply_pairs_in_tiles(const product *p, int64_t begin, int64_t end) {
-    const int64_t most = rows_of_tiles(p->rows, TILE_ROWS);
-    int shaped = 0;
-    WRITTEN();
-    for (int64_t block = begin; block < end; block += MOST_BLOCKS)
-        for (int64_t row = 0; row < p->rows; row += most) {
-            const int rows = (int)(p->rows - row < most ? p->rows - row : most);
-            if (rows != shaped)
-                shape_tiles(shaped = rows, 64);
-            switch (end - block) {
-            case 1: multiply_in_tiles(p, rows, 1, row, block); break;
-            case 2: multiply_in_tiles(p, rows, 2, row, block); break;
-            case 3: multiply_in_tiles(p, rows, 3, row, block); break;
-            default: multiply_in_tiles(p, rows, 4, row, block);
-            }
-        }
-    /* Threads change faster while the registers are empty. */
-    _tile_release();
 }
 
 /* Weights of 4 and 8 bits, in whole numbers: see `integer_products.h`. Tiles of signed and unsigned bytes are made in
@@ -257,12 +334,12 @@ INLINE void unpack_groups(const matrix *m, int kind, const char *weight, int64_t
 /* Multiply a tile of inputs with one of group `g`, if it has as many. */
 #define MULTIPLY_GROUP(g)                                                                                              \
     if (g < groups->count && t < groups->num_tiles[g]) {                                                               \
-        _tile_loadd(INPUT_TILE, bytes + g * group + t * INPUTS_TOGETHER, at->half);                                    \
-        _tile_loadd(WEIGHT_TILE, groups->tiles[g][t], 64);                                                             \
+        _tile_loadd(4, bytes + g * group + t * INPUTS_TOGETHER, at->half);                                    \
+        _tile_loadd(5, groups->tiles[g][t], 64);                                                                       \
         if (kind == UINT4)                                                                                             \
-            _tile_dpbsud(g, INPUT_TILE, WEIGHT_TILE);                                                                  \
+            _tile_dpbsud(g, 4, 5);                                                                                     \
         else                                                                                                           \
-            _tile_dpbssd(g, INPUT_TILE, WEIGHT_TILE);                                                                  \
+            _tile_dpbssd(g, 4, 5);                                                                                     \
     }
 
 /* Add the products of groups to the sums of `rows` rows from `row` on, which the first groups begin. */
@@ -312,8 +389,10 @@ INLINE void multiply_bytes_in_tiles(const product *p, int kind, int64_t from, in
             WRITTEN();
             for (int64_t row = 0; row < count; row += most) {
                 const int rows = (int)(count - row < most ? count - row : most);
-                if (rows != shaped)
-                    shape_tiles(2 * (shaped = rows), INPUTS_TOGETHER);
+                if (rows != shaped) {
+                    const int both = 2 * (shaped = rows), weights = INPUTS_TOGETHER / 4;
+                    shape_tiles((int[]){both, both, both, both, both, weights, 1, 1}, 1 << 4, INPUTS_TOGETHER);
+                }
                 add_tile_groups(p, &at, kind, &groups, from + row, rows, sums + row * BLOCK);
             }
         }
