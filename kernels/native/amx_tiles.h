@@ -119,12 +119,6 @@ INLINE void multiply_four(const product *p, int blocks, int64_t block) {
 
 /* More rows, two tiles of them with two blocks, which are read half as often: sums in registers 0 to 3, inputs in 4 and 5,
    weights in 6 and 7. */
-#define MULTIPLY_SQUARE(b, tile, weights, ahead)                                                                       \
-    if (blocks > b) {                                                                                                  \
-        prefetch_tile(weights, ahead);                                                                                 \
-        _tile_loadd(tile, weights, 64);                                                                                \
-        _tile_dpbf16ps(b, 4, tile);                                                                                    \
-    }
 #define MULTIPLY_SECOND(b, sum, tile)                                                                                  \
     if (blocks > b)                                                                                                    \
         _tile_dpbf16ps(sum, 5, tile);
@@ -144,8 +138,8 @@ INLINE void multiply_square(const product *p, int rows, int more, int blocks, in
         /* The first rows bring the weights to the cache. */
         const size_t ahead = row ? 0 : ahead_at(k, depth, blocks);
         _tile_loadd(4, x + k * 2, p->x_stride);
-        MULTIPLY_SQUARE(0, 6, w, ahead)
-        MULTIPLY_SQUARE(1, 7, w + block_bytes, ahead)
+        MULTIPLY_BLOCK(0, 6, w, ahead)
+        MULTIPLY_BLOCK(1, 7, w + block_bytes, ahead)
         _tile_loadd(5, second + k * 2, p->x_stride);
         MULTIPLY_SECOND(0, 2, 6)
         MULTIPLY_SECOND(1, 3, 7)
@@ -154,8 +148,8 @@ INLINE void multiply_square(const product *p, int rows, int more, int blocks, in
         tile_rest rest;
         fill_rest(p, rows, more, blocks, x, weight, block_bytes, &rest);
         _tile_loadd(4, rest.inputs[0], 64);
-        MULTIPLY_SQUARE(0, 6, rest.weights[0], 0)
-        MULTIPLY_SQUARE(1, 7, rest.weights[1], 0)
+        MULTIPLY_BLOCK(0, 6, rest.weights[0], 0)
+        MULTIPLY_BLOCK(1, 7, rest.weights[1], 0)
         _tile_loadd(5, rest.inputs[1], 64);
         MULTIPLY_SECOND(0, 2, 6)
         MULTIPLY_SECOND(1, 3, 7)
@@ -176,7 +170,7 @@ INLINE void multiply_square(const product *p, int rows, int more, int blocks, in
 /* Multiply few rows as the tiles do, by vectors, which read weights from memory faster. The even inputs of 32 are added up,
    then the odd ones, and the two sums to those before. */
 INLINE void multiply_few(const product *p, int rows, int blocks, int64_t block) {
-    const int64_t depth = p->weight->depth, near_end = depth * 32 > AHEAD ? depth - AHEAD / 32 : 0;
+    const int64_t depth = p->weight->depth;
     const size_t block_bytes = (size_t)depth * BLOCK * 2, stride = p->x_stride;
     const char *weight = (const char *)p->weight->weight + block * block_bytes, *x = p->x;
     vf sum[FEW_ROWS][MOST_BLOCKS];
@@ -187,7 +181,7 @@ INLINE void multiply_few(const product *p, int rows, int blocks, int64_t block) 
             sum[r][b] = splat(0);
     for (int64_t k = 0; k < depth;) {
         const int64_t end = k + TILE_DEPTH < depth ? k + TILE_DEPTH : depth;
-        const size_t ahead = k < near_end ? AHEAD : AHEAD + (blocks - 1) * block_bytes;
+        const size_t ahead = ahead_at(k, depth, blocks);
         vf even[FEW_ROWS][MOST_BLOCKS], odd[FEW_ROWS][MOST_BLOCKS];
         UNROLLED
         for (int r = 0; r < rows; r++)
@@ -282,12 +276,6 @@ static void multiply_pairs_in_tiles(const product *p, int64_t begin, int64_t end
     _tile_release();
 }
 
-/* Return how many rows each tile has, at most `most`; the last one has as many or fewer. */
-INLINE int64_t rows_of_tiles(int64_t rows, int64_t most) {
-    const int64_t tiles = (rows + most - 1) / most;
-    return tiles ? (rows + tiles - 1) / tiles : 1;
-}
-
 /* Weights of 4 and 8 bits, in whole numbers: see `integer_products.h`. Tiles of signed and unsigned bytes are made in
    memory. A tile's rows are the high bytes of a row of inputs, then its low bytes, and so on. */
 
@@ -377,7 +365,9 @@ enum { ROWS_OF_SUMS = 256 };
 
 INLINE void multiply_bytes_in_tiles(const product *p, int kind, int64_t from, int64_t count, int64_t begin, int64_t end) {
     const matrix *m = p->weight;
-    const int64_t most = rows_of_tiles(count, BYTES_ROWS), num_groups = groups_of(m);
+    /* About as many rows in each tile. */
+    const int64_t tiles = (count + BYTES_ROWS - 1) / BYTES_ROWS, most = (count + tiles - 1) / tiles;
+    const int64_t num_groups = groups_of(m);
     const row_places at = places_of(m);
     float sums[ROWS_OF_SUMS * BLOCK] __attribute__((aligned(64)));
     tile_groups groups;

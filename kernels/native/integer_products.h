@@ -32,9 +32,10 @@ INLINE size_t half_stride(const matrix *m) {
 
 #if defined(FORM_PAIRS)
 /* The order of bytes within eight inputs of UINT4 is that of the low halves of a word's bytes, then of the high ones. */
-INLINE __m512i in_order(__m512i bytes, int kind) {
-    const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
-    return kind == UINT4 ? _mm512_shuffle_epi8(bytes, order) : bytes;
+INLINE void store_in_order(char *to, __m512i numbers, int kind) {
+    const __m128i order = _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+    const __m128i bytes = _mm512_cvtepi32_epi8(numbers);
+    _mm_storeu_si128((__m128i *)to, kind == UINT4 ? _mm_shuffle_epi8(bytes, order) : bytes);
 }
 
 /* Split the inputs of a row, which are written in bfloat16. */
@@ -54,23 +55,12 @@ static void split_inputs(const matrix *m, char *row) {
         const vf factor = splat(float_of((uint32_t)(267 - power) << 23));
         scales[g] = exponent == 255 ? float_of(0x7fc00000) : float_of((uint32_t)(power - 13) << 23);
         __m512i total = _mm512_setzero_si512();
-        for (int64_t i = k; i < end; i += INPUTS_TOGETHER) {
-            __m512i x[2], h[2];
-            for (int v = 0; v < 2; v++) {
-                x[v] = _mm512_cvtps_epi32((__m512)(load_as(row + 2 * (i + v * LANES), BFLOAT16) * factor));
-                h[v] = _mm512_srai_epi32(_mm512_add_epi32(x[v], _mm512_set1_epi32(128)), 8);
-                total = _mm512_add_epi32(total, x[v]);
-            }
-            __m128i bytes[4];
-            for (int v = 0; v < 2; v++) {
-                bytes[v] = _mm512_cvtepi32_epi8(h[v]);
-                bytes[2 + v] = _mm512_cvtepi32_epi8(_mm512_sub_epi32(x[v], _mm512_slli_epi32(h[v], 8)));
-            }
-            for (int v = 0; v < 2; v++) {
-                const __m512i both = _mm512_castsi128_si512(bytes[v]), under = _mm512_castsi128_si512(bytes[2 + v]);
-                _mm_storeu_si128((__m128i *)(high + i + v * LANES), _mm512_castsi512_si128(in_order(both, (int)m->kind)));
-                _mm_storeu_si128((__m128i *)(low + i + v * LANES), _mm512_castsi512_si128(in_order(under, (int)m->kind)));
-            }
+        for (int64_t i = k; i < end; i += LANES) {
+            const __m512i x = _mm512_cvtps_epi32((__m512)(load_as(row + 2 * i, BFLOAT16) * factor));
+            const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(128)), 8);
+            store_in_order(high + i, upper, (int)m->kind);
+            store_in_order(low + i, _mm512_sub_epi32(x, _mm512_slli_epi32(upper, 8)), (int)m->kind);
+            total = _mm512_add_epi32(total, x);
         }
         totals[g] = exponent == 255 ? 0 : _mm512_reduce_add_epi32(total);
     }

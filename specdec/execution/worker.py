@@ -71,7 +71,7 @@ class _Ahead(NamedTuple):
 
 
 class Verification(NamedTuple):
-    """What follows a step's pass, prepared.
+    """Prepared work that follows a step's pass.
 
     Attributes:
         walk: the acceptance rule of the sampled rows.
