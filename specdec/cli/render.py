@@ -106,7 +106,7 @@ def summary(batch: TimedBatch, plain: TimedBatch | None = None) -> str:
 
 
 def _explained(batch: TimedBatch) -> str:
-    """Return where the tokens came from, and why none were drafted if none were."""
+    """Return where the tokens came from, and why the last steps drafted none if they did not."""
     stats = batch.stats
     if not stats.steps:
         return ""
@@ -119,9 +119,8 @@ def _explained(batch: TimedBatch) -> str:
     )
     outlook, num_trees = batch.outlook, sum(len(answer.output.tree_steps) for answer in batch.answers)
     if outlook is not None and not outlook.pays and num_trees < stats.steps:
-        text += (
-            f"; drafts do not pay here: a cycle costs {outlook.cycle_cost:.1f} plain steps, tau is {outlook.tau:.1f}"
-        )
+        cycle = f"a cycle costs {outlook.cycle_cost:.1f} plain steps, tau is {outlook.tau:.1f}"
+        text += f"; drafts did not pay at the end: {cycle}"
     return text
 
 

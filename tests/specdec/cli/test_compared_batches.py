@@ -84,7 +84,7 @@ def answered(trees: int, outlook: DraftOutlook | None) -> TimedBatch:
 def test_the_last_line_says_why_drafts_are_off() -> None:
     figures = "tau 1.50: 9 tokens in 6 steps, 3 of them drafted, and 1 from the prompt pass"
     line = f"10 tokens, 5.0 tok/s; {figures}"
-    why = "; drafts do not pay here: a cycle costs 2.6 plain steps, tau is 1.9"
+    why = "; drafts did not pay at the end: a cycle costs 2.6 plain steps, tau is 1.9"
     off, on = DraftOutlook(False, 2.61, 1.94), DraftOutlook(True, 1.2, 2.9)
     assert summary(answered(3, off)) == line + why
     assert summary(answered(6, off)) == line
