@@ -249,6 +249,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         raise ValueError(f"the triton kernels run on {device} in Triton's interpreter alone; set TRITON_INTERPRET=1")
     from specdec.kernels.triton import (
         accepted,
+        coupled_walk,
         elementwise,
         grouped_lora,
         gumbel_argmax,
@@ -260,17 +261,13 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         rotary_store,
         tree_attention,
         tree_search,
-        tree_walk,
     )
-
-    def argmax(scores: Tensor, noise: NoiseRows) -> Tensor:
-        return gumbel_argmax.gumbel_argmax(scores, noise.columns(scores.device))
 
     def top_k(candidates: Candidates, noise: NoiseRows, k: int, stream: Stream, lane: int) -> TopK:
         scores, _, tokens = candidates
         return perturbed_top_k.perturbed_top_k(scores, noise.columns(scores.device), k, tokens, int(stream), lane)
 
-    walks = DeviceWalks(argmax, tree_walk.tree_walk, rejection_walk.rejection_walk)
+    walks = DeviceWalks(gumbel_argmax.gumbel_argmax, coupled_walk.coupled_walk, rejection_walk.rejection_walk)
     return KernelSet(
         name="triton",
         on_device=True,
@@ -287,7 +284,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         filter_logits=logit_filters.filter_logits,
         search=SearchKernels(top_k, tree_search.next_frontier, tree_search.best_nodes),
         grouped_lora=grouped_lora.grouped_lora,
-        walks=Walks(walks.coupled_walk, walks.rejection_walk, accepted.move_accepted, accepted.place_tokens),
+        walks=Walks(walks.coupled_walk, walks.rejection_walk, accepted.commit),
         limits=KernelLimits(
             head_dims=tree_attention.HEAD_DIMS,
             max_nodes=tree_attention.MAX_WORDS * WORD_BITS,

@@ -3,22 +3,17 @@
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from specdec.kernels.kernel_set import torch_kernels
-from specdec.kernels.reference import gumbel_argmax as gumbel_argmax_reference
 from specdec.kernels.reference import perturbed_top_k as perturbed_top_k_reference
+from specdec.kernels.reference.gumbel_argmax import gumbel_argmax
 from specdec.kernels.triton.walks import DeviceWalks
 from specdec.kernels.types.draft_trees import Walks
 from specdec.kernels.types.types import Candidates, NoiseRows, Stream, TopK
 from specdec.verify.noise import GumbelNoise
-from specdec.verify.packed_walks import rejection_walk, tree_walk
+from specdec.verify.packed_walks import coupled_walk, rejection_walk
 
 TORCH = torch_kernels(GumbelNoise(torch.device("cpu")))
-
-
-def _gumbel_argmax(scores: Tensor, noise: NoiseRows) -> Tensor:
-    return gumbel_argmax_reference.gumbel_argmax(scores, noise.columns(scores.device))
 
 
 def _perturbed_top_k(candidates: Candidates, noise: NoiseRows, k: int, stream: Stream, lane: int) -> TopK:
@@ -27,7 +22,7 @@ def _perturbed_top_k(candidates: Candidates, noise: NoiseRows, k: int, stream: S
     return perturbed_top_k_reference.perturbed_top_k(scores, columns, k, tokens, int(stream), lane)
 
 
-_WALKS = DeviceWalks(_gumbel_argmax, tree_walk, rejection_walk)
+_WALKS = DeviceWalks(gumbel_argmax, coupled_walk, rejection_walk)
 # What a device runs, in plain torch.
 REFERENCES = replace(
     TORCH,

@@ -6,6 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from specdec.kernels.reference.gumbel_argmax import gumbel_argmax
 from specdec.kernels.reference.philox import uniforms
 from specdec.kernels.types.tree import DraftTree
 from specdec.kernels.types.types import Acceptance, DraftProbs, NoiseColumns, NoiseKey, PackedTrees, Walk
@@ -14,11 +15,11 @@ from specdec.verify.host_walks import walk_rows
 from specdec.verify.rejection import walk_rejection
 
 
-def tree_walk(emitted: Tensor, trees: PackedTrees) -> Walk:
-    """See `specdec.kernels.triton.tree_walk`."""
-    said, starts = emitted.tolist(), trees.starts[:-1].tolist()
-    rows = [follow(tree, said[start:]) for tree, start in zip(_trees_of(trees), starts, strict=True)]
-    return _as_walk(rows, trees.max_depth, emitted.device)
+def coupled_walk(scores: Tensor, trees: PackedTrees, noise: NoiseColumns) -> Walk:
+    """See `specdec.kernels.triton.coupled_walk`."""
+    emitted, starts = gumbel_argmax(scores, noise).tolist(), trees.starts[:-1].tolist()
+    rows = [follow(tree, emitted[start:]) for tree, start in zip(_trees_of(trees), starts, strict=True)]
+    return _as_walk(rows, trees.max_depth, scores.device)
 
 
 def rejection_walk(scores: Tensor, draft_probs: DraftProbs | None, trees: PackedTrees, noise: NoiseColumns) -> Walk:

@@ -28,7 +28,7 @@ SANITIZER = (
     "20",
     "--tool",
 )
-RACED = ("tree_attention", "tree_walk", "rejection_walk")
+RACED = ("tree_attention", "coupled_walk", "rejection_walk")
 # Each tensor is an allocation of its own, so that reading behind it is seen.
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 WIDTH = 80

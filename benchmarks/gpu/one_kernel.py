@@ -1,7 +1,7 @@
 """Run cases of some kernels once each, for a profiler or a checker to look at.
 
-    python -m benchmarks.gpu.one_kernel tree_walk rejection_walk                                # all at tiny sizes
-    python -m benchmarks.gpu.one_kernel tree_walk --shape '{"rows": 64}' --large                # one, of an 8B model
+    python -m benchmarks.gpu.one_kernel coupled_walk rejection_walk                                # all at tiny sizes
+    python -m benchmarks.gpu.one_kernel coupled_walk --shape '{"rows": 64}' --large                # one, of an 8B model
 
 A profiler that begins when the program asks for it sees the last call alone, with all that it had to compile before.
 """

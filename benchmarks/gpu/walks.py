@@ -1,4 +1,4 @@
-"""The walks down a step's draft trees, against the host's own, as an engine without the kernels walks."""
+"""The walks down a step's draft trees, against those of an engine without the kernels, and what follows them."""
 
 import random
 from collections.abc import Iterator
@@ -8,13 +8,15 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.batch import random_tree
+from benchmarks.gpu.batch import path_of, random_tree
 from benchmarks.gpu.race import EXACT, Case, Peer, Subject
 from benchmarks.gpu.sizes import Sizes
+from specdec.kernels.reference import accepted as reference
+from specdec.kernels.triton.accepted import commit
+from specdec.kernels.triton.coupled_walk import coupled_walk
 from specdec.kernels.triton.rejection_walk import rejection_walk
-from specdec.kernels.triton.tree_walk import tree_walk
 from specdec.kernels.types.tree import ROOT, DraftTree
-from specdec.kernels.types.types import DraftProbs, NoiseColumns, PackedTrees
+from specdec.kernels.types.types import DraftedEntries, DraftProbs, NoiseColumns, PackedTrees, TokenTargets, Walk
 from specdec.verify import packed_walks
 
 # Chance that the target emits a child's token, so that paths grow long.
@@ -25,25 +27,61 @@ TOO_LIKELY = 1.25
 
 def subjects(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
     for rows in sizes.walks:
-        yield Subject("tree_walk", {"rows": rows}, partial(_tree_walk, sizes, rows, device))
+        yield Subject("coupled_walk", {"rows": rows}, partial(_coupled_walk, sizes, rows, device))
         yield Subject("rejection_walk", {"rows": rows}, partial(_rejection_walk, sizes, rows, device))
+        yield Subject("commit", {"rows": rows}, partial(_commit, sizes, rows, device))
 
 
-def _tree_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
+def _coupled_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
+    """Of greedy rows, whose scores are drawn, but for the tokens that are emitted."""
     chance = random.Random(rows)
     trees = [random_tree(sizes.tree, chance) for _ in range(rows)]
-    starts = _starts(trees)
     emitted = [token for tree in trees for token in _emitted(tree, chance)]
+    scores = torch.rand(len(emitted), sizes.vocabulary, dtype=sizes.dtype, device=device)
+    scores[torch.arange(len(emitted), device=device), torch.tensor(emitted, device=device)] = 2
+    key = torch.zeros(len(emitted), dtype=torch.int64, device=device)
+    inputs = scores, _packed(trees, sizes, device), NoiseColumns(key, key, key, key != 0)
+    return Case(
+        run=lambda: coupled_walk(*inputs),
+        twin=lambda: packed_walks.coupled_walk(*inputs),
+        num_bytes=scores.numel() * scores.element_size(),
+        bound=EXACT,
+        peers={"host": Peer(lambda: packed_walks.coupled_walk(*inputs), captured=False)},
+    )
+
+
+def _packed(trees: list[DraftTree], sizes: Sizes, device: torch.device) -> PackedTrees:
     tokens = [token for tree in trees for token in tree.tokens]
     parents = [parent for tree in trees for parent in tree.parents]
-    a, b, c, d = (torch.tensor(part, device=device) for part in (emitted, tokens, parents, starts))
-    inputs = (a, PackedTrees(b, c, d, sizes.tree.nodes, sizes.tree.depth))
+    a, b, c = (torch.tensor(part, device=device) for part in (tokens, parents, _starts(trees)))
+    return PackedTrees(a, b, c, sizes.tree.nodes, sizes.tree.depth)
+
+
+def _commit(sizes: Sizes, rows: int, device: torch.device) -> Case:
+    """Of one random path per request, anywhere in its tree; all rows are drafted for next."""
+    chance, depth, most = random.Random(rows), sizes.tree.depth, sizes.tree.nodes
+    trees = [random_tree(sizes.tree, chance) for _ in range(rows)]
+    paths = [path_of(tree, chance.randrange(len(tree))) for tree in trees]
+    padded = [[*path, *[-1] * (depth - len(path))] for path in paths]
+    lengths = torch.tensor([len(path) for path in paths], device=device)
+    walk = Walk(torch.tensor(padded, device=device), lengths, torch.zeros_like(lengths))
+    num_slots = 2 * rows * most
+    slots = torch.tensor(chance.sample(range(num_slots), rows * most), device=device).view(rows, most)
+    shape = sizes.layers, num_slots, 2 * sizes.kv_heads, sizes.head_dim
+    entries = DraftedEntries(torch.rand(shape, dtype=sizes.dtype, device=device), None, slots)
+    firsts = torch.arange(rows, device=device) * most
+    tokens, accepted, noise = torch.zeros(rows, depth + 1, dtype=torch.int64, device=device), lengths.clone(), firsts
+    target = TokenTargets(
+        _packed(trees, sizes, device).tokens, torch.arange(rows, device=device), firsts.clone(), tokens, accepted,
+        tokens.clone(), tokens[:, :depth].clone(), noise,
+    )  # fmt: skip
     return Case(
-        run=lambda: tree_walk(*inputs),
-        twin=lambda: packed_walks.tree_walk(*inputs),
-        num_bytes=8 * (len(emitted) + len(tokens) + len(parents) + len(starts)),
+        run=lambda: commit(walk, entries, [target]),
+        twin=lambda: reference.commit(walk, entries, [target]),
+        num_bytes=2 * int(lengths.sum()) * entries.kv[:, 0].numel() * entries.kv.element_size(),
         bound=EXACT,
-        peers={"host": Peer(lambda: packed_walks.tree_walk(*inputs), captured=False)},
+        peers={"torch": Peer(lambda: reference.commit(walk, entries, [target]), captured=False)},
+        changed=(entries.kv, tokens, accepted, noise),
     )
 
 
@@ -64,7 +102,7 @@ def _rejection_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
     return Case(
         run=lambda: rejection_walk(*inputs),
         twin=lambda: packed_walks.rejection_walk(*inputs),
-        num_bytes=_bytes_read(inputs[0], packed_walks.rejection_walk(*inputs).lengths),
+        num_bytes=inputs[0].numel() * inputs[0].element_size(),
         bound=EXACT,
         peers={"host": Peer(lambda: packed_walks.rejection_walk(*inputs), captured=False)},
     )
@@ -92,11 +130,6 @@ def _weighed(
     seeds, samples, positions = torch.randint(0, 2**62, (3, len(trees)), device=device)
     noise = NoiseColumns(seeds, samples, positions, torch.ones(len(trees), dtype=torch.bool, device=device))
     return scores, draft_probs, PackedTrees(*parts, sizes.tree.nodes, sizes.tree.depth), noise
-
-
-def _bytes_read(scores: Tensor, lengths: Tensor) -> int:
-    """Return the bytes of scores that a walk reads: those of the root and of each node on its path, once."""
-    return int((lengths + 1).sum()) * scores[0].numel() * scores.element_size()
 
 
 def _starts(trees: list[DraftTree]) -> list[int]:

@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from specdec.kernels.types.draft_trees import DraftTrees, HostTrees
-from specdec.kernels.types.types import Acceptance, Walk
+from specdec.kernels.types.types import Acceptance, TokenTargets, Walk
 from specdec.kernels.types.upload import Packet
 from specdec.verify.sampling import Context
 
@@ -72,8 +72,10 @@ class Learner(Protocol):
         ...
 
 
-# Drafts for the coming step behind a walk.
-DraftAhead = Callable[[Walk], Learner]
+# Moves the accepted entries of a walk, and writes the new tokens to where drafting reads them.
+Commit = Callable[[Walk, Sequence[TokenTargets]], None]
+# Drafts for the coming step behind a walk, once it is committed.
+DraftAhead = Callable[[Walk, Commit], Learner]
 
 
 class Drafter(Protocol):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_levels import DraftLevels
-from specdec.draft_heads.drafting.drafter import DraftAhead, DraftRow, Proposal
+from specdec.draft_heads.drafting.drafter import Commit, DraftAhead, DraftRow, Proposal
 from specdec.draft_heads.drafting.drafts_ahead import DraftsAhead, LoopAhead, NewTokens, first_nodes
 from specdec.draft_heads.drafting.level_loops import LevelLoops, State, step_keys
 from specdec.draft_heads.drafting.one_call_rows import one_call_rows
@@ -166,15 +166,14 @@ class TreeDrafter(LevelLoops[State]):
             loops.append((slice(start, start + len(own)), drawn, levels, loop.loop_of(levels, packet)))
             start += len(own)
 
-        def draft(walk: Walk) -> DraftsAhead:
-            place = self.kernels.walks.place_tokens
-            assert place is not None
-            new = NewTokens(tokens, torch.empty_like(rows_of))
+        def draft(walk: Walk, commit: Commit) -> DraftsAhead:
+            new, targets = NewTokens(tokens, torch.empty_like(rows_of)), list[TokenTargets]()
             for part, _, levels, _ in loops:
                 positions, noise = (each[: part.stop - part.start] for each in levels.own_positions)
                 own = None if sources is None else sources[part]
                 given = rows_of[part], firsts[part], tokens[part], new.accepted[part], own, positions, noise
-                place(walk, nodes().tokens, TokenTargets(*given))
+                targets.append(TokenTargets(nodes().tokens, *given))
+            commit(walk, targets)
             roots, grown = self._roots(read(), new), list[LoopAhead]()
             for part, drawn, _, run in loops:
                 grown.append(LoopAhead(range(part.start, part.stop), drawn, run(roots[part])))

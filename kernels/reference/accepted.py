@@ -1,14 +1,16 @@
-"""Moves of accepted cache entries and the new tokens of a step, in plain torch; reference of the Triton kernels."""
+"""What follows the acceptance of drafts, in plain torch: the reference of the Triton kernel."""
+
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from specdec.kernels.reference.kv_copy import move_kv
-from specdec.kernels.types.types import TokenTargets, Walk
+from specdec.kernels.types.types import DraftedEntries, TokenTargets, Walk
 
 
-def move_accepted(kv: Tensor, features: Tensor | None, walk: Walk, slots: Tensor) -> None:
+def commit(walk: Walk, entries: DraftedEntries, targets: Sequence[TokenTargets] = ()) -> None:
     """See `specdec.kernels.triton.accepted`; all entries are read first."""
+    kv, features, slots = entries
     depth = walk.paths.shape[1]
     places = torch.arange(depth, device=slots.device)
     own = torch.where(places < walk.lengths[:, None], walk.paths, places)
@@ -16,18 +18,19 @@ def move_accepted(kv: Tensor, features: Tensor | None, walk: Walk, slots: Tensor
     move_kv(kv, source, target)
     if features is not None:
         move_kv(features[None], source, target)
+    for each in targets:
+        _place(walk, each)
 
 
-def place_tokens(walk: Walk, nodes: Tensor, places: TokenTargets) -> None:
-    """See `specdec.kernels.triton.accepted`."""
-    paths, lengths, next_tokens = (part.index_select(0, places.rows) for part in walk)
-    place = torch.arange(places.tokens.shape[1], device=nodes.device)
+def _place(walk: Walk, own: TokenTargets) -> None:
+    paths, lengths, next_tokens = (part.index_select(0, own.rows) for part in walk)
+    place = torch.arange(own.tokens.shape[1], device=own.nodes.device)
     for row, (path, length, token) in enumerate(zip(paths, lengths.tolist(), next_tokens.tolist(), strict=True)):
-        places.tokens[row] = 0
-        places.tokens[row, :length] = nodes[path[:length] + places.firsts[row]]
-        places.tokens[row, length] = max(token, 0)
-        if places.sources is not None:
-            places.sources[row, place > length] = places.sources[row, 0]
-    places.accepted.copy_(lengths)
-    places.positions.add_(lengths[:, None])
-    places.noise.add_(lengths)
+        own.tokens[row] = 0
+        own.tokens[row, :length] = own.nodes[path[:length] + own.firsts[row]]
+        own.tokens[row, length] = max(token, 0)
+        if own.sources is not None:
+            own.sources[row, place > length] = own.sources[row, 0]
+    own.accepted.copy_(lengths)
+    own.positions.add_(lengths[:, None])
+    own.noise.add_(lengths)

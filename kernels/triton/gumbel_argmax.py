@@ -27,17 +27,35 @@ def gumbel_argmax(scores: Tensor, noise: NoiseColumns) -> Tensor:
     Raises:
         ValueError: shapes, strides or dtypes are others.
     """
-    check_rows(scores, noise)
-    rows, vocab = scores.shape
+    best = best_of_parts(scores, noise)
+    rows, parts = best.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=scores.device)
     if rows:
-        parts = triton.cdiv(vocab, BLOCK_SIZE)
-        best = torch.empty(rows, parts, dtype=torch.int64, device=scores.device)
+        best_of_parts_kernel[(rows,)](best, tokens, PARTS=parts, BLOCK=triton.next_power_of_2(parts), num_warps=1)
+    return tokens
+
+
+def best_of_parts(scores: Tensor, noise: NoiseColumns) -> Tensor:
+    """Return the largest of each part of `BLOCK_SIZE` scores plus noise, with its token, as a key.
+
+    Args:
+        scores, noise: those of `gumbel_argmax`.
+
+    Returns:
+        int64 `[rows, parts]`; `best_token` joins them.
+
+    Raises:
+        ValueError: shapes, strides or dtypes are others.
+    """
+    check_rows(scores, noise)
+    rows, vocab = scores.shape
+    parts = triton.cdiv(vocab, BLOCK_SIZE)
+    best = torch.empty(rows, parts, dtype=torch.int64, device=scores.device)
+    if rows:
         best_of_part_kernel[(rows, parts)](
             scores, *noise, best, scores.stride(0), VOCAB=vocab, BLOCK=BLOCK_SIZE, num_warps=4
         )
-        best_of_parts_kernel[(rows,)](best, tokens, PARTS=parts, BLOCK=triton.next_power_of_2(parts), num_warps=1)
-    return tokens
+    return best
 
 
 def check_rows(scores: Tensor, noise: NoiseColumns, rows: int | None = None) -> None:
@@ -97,8 +115,13 @@ def best_of_parts_kernel(
     BLOCK: tl.constexpr,  # the shape of the registers
 ):
     i_row = tl.program_id(0).to(tl.int64)
+    tl.store(p_tokens + i_row, best_token(p_best + i_row * PARTS, PARTS, BLOCK))
+
+
+@triton.jit
+def best_token(p_best, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the token of the largest of a row's keys, `[PARTS]`; -1 where its score is not finite."""
     # [BLOCK]
     o_part = tl.arange(0, BLOCK)
-    best = tl.max(tl.load(p_best + i_row * PARTS + o_part, mask=o_part < PARTS, other=NOTHING), 0)
-    score = scores_of(best)
-    tl.store(p_tokens + i_row, tl.where(tl.abs(score) < INFINITY, tokens_of(best), -1))
+    best = tl.max(tl.load(p_best + o_part, mask=o_part < PARTS, other=NOTHING), 0)
+    return tl.where(tl.abs(scores_of(best)) < INFINITY, tokens_of(best), -1)

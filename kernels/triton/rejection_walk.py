@@ -5,24 +5,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdec.kernels.triton.coupled_walk import block_sizes, empty_walk
 from specdec.kernels.triton.residual import (
     BLOCK_SIZE,
     COIN,
     RESIDUAL,
-    best_key,
     check_walk,
     draft_probs_of,
     draw,
+    left,
     rest,
+    scale_of,
+    statistics,
     uniform,
+    weight_of,
     weights,
     without,
 )
-from specdec.kernels.triton.score_keys import INFINITY, scores_of, tokens_of
-from specdec.kernels.triton.tree_walk import block_sizes, empty_walk
+from specdec.kernels.triton.score_keys import INFINITY, NOTHING, scores_of, tokens_of
 from specdec.kernels.types.types import DraftProbs, NoiseColumns, PackedTrees, Walk
 
-# For whole blocks of scores. As many for smaller ones would each be left too few registers.
+# For whole parts of scores. As many for smaller ones would each be left too few registers.
 NUM_WARPS = 8
 
 
@@ -54,10 +57,14 @@ def rejection_walk(scores: Tensor, draft_probs: DraftProbs | None, trees: Packed
     walk = empty_walk(rows, max_depth, scores.device)
     if rows:
         block, (nodes, depth) = min(triton.next_power_of_2(vocab), BLOCK_SIZE), block_sizes(max_nodes, max_depth)
+        num_warps = max(1, min(NUM_WARPS, block // 128))
+        best, sums = statistics(scores, block, num_warps)
+        count = best.shape[1]
         rejection_walk_kernel[(rows,)](
-            scores, *(draft_probs or (None, None)), *parts, *noise, *walk, scores.stride(0), 0 if draft_probs is None
-            else draft_probs.table.stride(0), max_depth, HAS_DRAFT=draft_probs is not None,
-            VOCAB=vocab, BLOCK=block, NODES=nodes, BLOCK_DEPTH=depth, num_warps=max(1, min(NUM_WARPS, block // 128)),
+            scores, best, sums, *(draft_probs or (None, None)), *parts, *noise, *walk, scores.stride(0),
+            0 if draft_probs is None else draft_probs.table.stride(0), max_depth, HAS_DRAFT=draft_probs is not None,
+            VOCAB=vocab, BLOCK=block, COUNT=count, PARTS=triton.next_power_of_2(count), NODES=nodes, BLOCK_DEPTH=depth,
+            num_warps=num_warps,
         )  # fmt: skip
     return walk
 
@@ -65,6 +72,8 @@ def rejection_walk(scores: Tensor, draft_probs: DraftProbs | None, trees: Packed
 @triton.jit(do_not_specialize=["max_depth"])
 def rejection_walk_kernel(
     p_scores,  # [rows + nodes, VOCAB]
+    p_best,  # [rows + nodes, COUNT]: keys of parts
+    p_sums,  # [rows + nodes, COUNT]: their weights
     p_draft,  # [draft rows, VOCAB], or None
     p_draft_rows,  # [rows + nodes], or None
     p_tokens,  # [nodes]
@@ -82,7 +91,9 @@ def rejection_walk_kernel(
     max_depth,  # run-time: the deepest tree of the step
     HAS_DRAFT: tl.constexpr,  # two rules
     VOCAB: tl.constexpr,  # a model has one
-    BLOCK: tl.constexpr,  # the shape of the registers
+    BLOCK: tl.constexpr,  # tokens of a part, the shape of the registers
+    COUNT: tl.constexpr,  # of parts
+    PARTS: tl.constexpr,  # the shape of the registers
     NODES: tl.constexpr,  # as above
     BLOCK_DEPTH: tl.constexpr,  # the shape of the registers of a path
 ):
@@ -102,6 +113,7 @@ def rejection_walk_kernel(
     b_tokens = tl.load(p_tokens + o_node, mask=m_node, other=-1).to(tl.int32)
     # No node has itself for a parent, nor any beyond the last.
     b_parents = tl.load(p_parents + o_node, mask=m_node, other=NODES).to(tl.int32)
+    o_part = tl.arange(0, PARTS)
     # [BLOCK_DEPTH]
     o_depth = tl.arange(0, BLOCK_DEPTH)
     b_path = tl.full([BLOCK_DEPTH], -1, tl.int64)
@@ -113,16 +125,22 @@ def rejection_walk_kernel(
         i_scores = start + 1 + node
         p_row = p_scores + i_scores * scores_stride
         p_q = p_draft + tl.load(p_draft_rows + i_scores) * draft_stride if HAS_DRAFT else p_draft
-        best = best_key(p_row, VOCAB, BLOCK)
+        p_tops = p_best + i_scores * COUNT
+        # [PARTS]
+        b_keys = tl.load(p_tops + o_part, mask=o_part < COUNT, other=NOTHING)
+        best = tl.max(b_keys, 0)
         top = scores_of(best)
         m_child = (b_parents == node) & (length < max_depth)
         following = tl.full([], NODES, tl.int32)
         if tl.abs(top) < INFINITY:
             next_token = tokens_of(best)
             if sampled:
+                b_totals = tl.load(p_sums + i_scores * COUNT + o_part, mask=o_part < COUNT, other=0.0)
+                # Behind the last part there is no top.
+                b_totals *= tl.where(o_part < COUNT, scale_of(scores_of(b_keys), top), 0.0)
                 following, next_token = _sample(
-                    p_row, p_q, top, next_token, p_tokens, b_tokens, m_child, seed, sample_index, position, length,
-                    HAS_DRAFT, VOCAB, BLOCK, NODES,
+                    p_row, p_tops, p_q, top, b_totals, next_token, p_tokens, b_tokens, m_child, seed, sample_index,
+                    position, length, HAS_DRAFT, VOCAB, BLOCK, PARTS, NODES,
                 )  # fmt: skip
             else:
                 following = tl.min(tl.where(m_child & (b_tokens == next_token), o_node, NODES), 0)
@@ -139,8 +157,10 @@ def rejection_walk_kernel(
 @triton.jit
 def _sample(
     p_row,  # [VOCAB], scores of the node
+    p_tops,  # [COUNT], keys of their parts
     p_q,  # [VOCAB], what its children were drawn from; None without HAS_DRAFT
     top,  # largest score
+    b_totals,  # [PARTS], weights of the parts
     likeliest,  # its token
     p_tokens,  # [nodes]
     b_tokens,  # [NODES]
@@ -152,14 +172,12 @@ def _sample(
     HAS_DRAFT: tl.constexpr,
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
     NODES: tl.constexpr,
 ):
     """Return the child that is accepted and `likeliest`; or NODES, and a draw from what the children leave of p."""
     o_node = tl.arange(0, NODES)
-    # Of the residual: its sum, the share of q in it, the sum of q, and the tokens lost.
-    total = tl.full([], 0, tl.float64)
-    for begin in range(0, VOCAB, BLOCK):
-        total += tl.sum(weights(p_row, top, begin, VOCAB, BLOCK), 0)
+    # Of the residual, whose parts are in `b_totals`: the share of q in it, the sum of q, and the tokens lost.
     share = tl.full([], 0, tl.float64)
     q_left = tl.full([], 1, tl.float64)
     m_lost = tl.full([NODES], 0, tl.int1)
@@ -173,69 +191,85 @@ def _sample(
         coin = uniform(seed, sample_index, position, COIN, place)
         m_this = o_node == child
         if HAS_DRAFT:
-            accepted, total, share, q_left, m_lost = _try_drawn(
-                p_row, p_q, top, token, coin, m_this, total, share, q_left, b_tokens, m_lost, VOCAB, BLOCK
-            )
+            accepted, b_totals, share, q_left, m_lost = _try_drawn(
+                p_row, p_tops, p_q, top, b_totals, token, coin, m_this, share, q_left, b_tokens, m_lost,
+                VOCAB, BLOCK, PARTS,
+            )  # fmt: skip
         else:
-            accepted, total, m_lost = _try_chosen(p_row, top, token, coin, m_this, total, m_lost)
+            accepted, b_totals, m_lost = _try_chosen(
+                p_row, p_tops, p_q, top, b_totals, token, coin, m_this, share, b_tokens, m_lost, VOCAB, BLOCK, PARTS
+            )
         following = tl.where(accepted > 0, child, following)
         rank += 1
         child = tl.min(tl.where(m_child & (o_node > child), o_node, NODES), 0)
     next_token = likeliest
     if following == NODES:
         u = uniform(seed, sample_index, position + length, RESIDUAL, 0)
-        drawn = draw(p_row, p_q, top, share, b_tokens, m_lost, u * total, HAS_DRAFT, VOCAB, BLOCK)
+        drawn = draw(p_row, p_tops, p_q, top, b_totals, share, b_tokens, m_lost, u, HAS_DRAFT, VOCAB, BLOCK, PARTS)
         next_token = tl.where(drawn >= 0, drawn, likeliest)
     return following, next_token
 
 
 @triton.jit
 def _try_drawn(
-    p_row, p_q, top, token, coin, m_this, total, share, q_left, b_tokens, m_lost,
-    VOCAB: tl.constexpr, BLOCK: tl.constexpr,
+    p_row, p_tops, p_q, top, b_totals, token, coin, m_this, share, q_left, b_tokens, m_lost,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Return 1 if a child that was drawn from q is accepted, else 0; and p and q, without what a rejection takes."""
     accepted = tl.full([], 0, tl.int32)
-    weight = tl.exp(tl.load(p_row + token).to(tl.float32) - top).to(tl.float64)
+    weight = weight_of(p_row, p_tops, top, token, BLOCK)
     q = tl.load(p_q + token).to(tl.float64)
     # What q cannot have drawn is no draw from q, so its rejection says nothing.
     if q > 0:
         weight = rest(weight, share, q)
-        if coin < (weight / total) / (q / q_left):
+        if coin < (weight / tl.sum(b_totals, 0)) / (q / q_left):
             accepted = tl.full([], 1, tl.int32)
         else:
             m_lost = m_lost | m_this
-            total, share, q_left = _reject_drawn(p_row, p_q, top, total, share, q_left, b_tokens, m_lost, VOCAB, BLOCK)
-    return accepted, total, share, q_left, m_lost
+            b_totals, share, q_left = _reject_drawn(
+                p_row, p_tops, p_q, top, b_totals, share, q_left, b_tokens, m_lost, VOCAB, BLOCK, PARTS
+            )
+    return accepted, b_totals, share, q_left, m_lost
 
 
 @triton.jit
-def _reject_drawn(p_row, p_q, top, total, share, q_left, b_tokens, m_lost, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the sum of max(p - q, 0), the share of q in it, and the sum of q without the tokens lost."""
-    more = share + total / q_left
-    w_sum = tl.full([], 0, tl.float64)
+def _reject_drawn(
+    p_row, p_tops, p_q, top, b_totals, share, q_left, b_tokens, m_lost,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Return the parts of max(p - q, 0), the share of q in it, and the sum of q without the tokens lost."""
+    more = share + tl.sum(b_totals, 0) / q_left
+    o_part = tl.arange(0, PARTS)
+    b_rests = tl.zeros([PARTS], tl.float64)
     q_sum = tl.full([], 0, tl.float64)
     for begin in range(0, VOCAB, BLOCK):
         b_q = draft_probs_of(p_q, begin, VOCAB, BLOCK)
-        b_w = weights(p_row, top, begin, VOCAB, BLOCK)
-        w_sum += tl.sum(rest(b_w, more, b_q), 0)
+        b_w = weights(p_row, p_tops, top, begin, VOCAB, BLOCK)
+        b_rests = tl.where(o_part == begin // BLOCK, tl.sum(rest(b_w, more, b_q), 0), b_rests)
         q_sum += tl.sum(without(b_q, begin, b_tokens, m_lost, BLOCK), 0)
     # Where rounding has left nothing, p and q stay.
-    if w_sum > 0:
-        share, total = more, w_sum
+    if tl.sum(b_rests, 0) > 0:
+        share, b_totals = more, b_rests
     if q_sum > 0:
         q_left = q_sum
-    return total, share, q_left
+    return b_totals, share, q_left
 
 
 @triton.jit
-def _try_chosen(p_row, top, token, coin, m_this, total, m_lost):
+def _try_chosen(
+    p_row, p_tops, p_q, top, b_totals, token, coin, m_this, share, b_tokens, m_lost,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
     """Return 1 if a child that was chosen without chance is accepted, else 0; and p, without what a rejection takes."""
     accepted = tl.full([], 0, tl.int32)
-    weight = tl.exp(tl.load(p_row + token).to(tl.float32) - top).to(tl.float64)
-    if coin < weight / total:
+    if coin < weight_of(p_row, p_tops, top, token, BLOCK) / tl.sum(b_totals, 0):
         accepted = tl.full([], 1, tl.int32)
-    elif total - weight > 0:
-        m_lost = m_lost | m_this
-        total -= weight
-    return accepted, total, m_lost
+    else:
+        # Its part is added up anew: a difference would leave a rounding where nothing is left.
+        part = (token // BLOCK).to(tl.int32)
+        m_fewer = m_lost | m_this
+        b_w = left(p_row, p_tops, p_q, top, share, part * BLOCK, b_tokens, m_fewer, False, VOCAB, BLOCK)
+        b_fewer = tl.where(tl.arange(0, PARTS) == part, tl.sum(b_w, 0), b_totals)
+        if tl.sum(b_fewer, 0) > 0:
+            m_lost, b_totals = m_fewer, b_fewer
+    return accepted, b_totals, m_lost

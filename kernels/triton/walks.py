@@ -18,12 +18,12 @@ class DeviceWalks(NamedTuple):
 
     Attributes:
         argmax: the argmax of each row's scores plus noise; see `specdec.kernels.triton.gumbel_argmax`.
-        follow: `specdec.kernels.triton.tree_walk`.
+        follow: `specdec.kernels.triton.coupled_walk`.
         reject: `specdec.kernels.triton.rejection_walk`.
     """
 
-    argmax: Callable[[Tensor, NoiseRows], Tensor]
-    follow: Callable[[Tensor, PackedTrees], Walk]
+    argmax: Callable[[Tensor, NoiseColumns], Tensor]
+    follow: Callable[[Tensor, PackedTrees, NoiseColumns], Walk]
     reject: Callable[[Tensor, DraftProbs | None, PackedTrees, NoiseColumns], Walk]
 
     def coupled_walk(self, trees: DraftTrees, noise: NoiseRows, packet: Packet) -> PreparedWalk:
@@ -31,10 +31,10 @@ class DeviceWalks(NamedTuple):
         own = trees.noise(noise.keys, packet)
         if any(trees.sizes):
             packed = _packed(trees, packet)
-            return lambda scores: outcome_of(self.follow(self.argmax(scores, own()), packed()), trees)
+            return lambda scores: outcome_of(self.follow(scores, packed(), own().columns(scores.device)), trees)
 
         def plain(scores: Tensor) -> WalkOutcome:
-            tokens = self.argmax(scores, own())
+            tokens = self.argmax(scores, own().columns(scores.device))
             read = trees.begin_read([tokens])
             return WalkOutcome(lambda: [Acceptance((), token) for token in read()[0]], next_tokens=tokens)
 

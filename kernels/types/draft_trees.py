@@ -11,7 +11,16 @@ from specdec.kernels.types.device_trees import Completion, DeviceTrees
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import WORD_BITS
 from specdec.kernels.types.tree import NO_DRAFTS, DraftTree, HostNodes, split_words
-from specdec.kernels.types.types import Acceptance, DraftProbs, NodeTensors, NoiseKey, NoiseRows, TokenTargets, Walk
+from specdec.kernels.types.types import (
+    Acceptance,
+    DraftedEntries,
+    DraftProbs,
+    NodeTensors,
+    NoiseKey,
+    NoiseRows,
+    TokenTargets,
+    Walk,
+)
 from specdec.kernels.types.upload import Download, Packet, upload
 
 
@@ -172,11 +181,9 @@ class Walks:
             outcome.
         rejection: recursive rejection sampling down each row's tree, with the same arguments; a greedy row follows the
             argmax.
-        move_accepted, place_tokens: what follows a walk that stays on the device; see
-            `specdec.kernels.triton.accepted`.
+        commit: what follows a walk that stays on the device; see `specdec.kernels.triton.accepted`.
     """
 
     coupled: WalkMaker | None = None
     rejection: WalkMaker | None = None
-    move_accepted: Callable[[Tensor, Tensor | None, Walk, Tensor], None] | None = None
-    place_tokens: Callable[[Walk, Tensor, TokenTargets], None] | None = None
+    commit: Callable[[Walk, DraftedEntries, Sequence[TokenTargets]], None] | None = None

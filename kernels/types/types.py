@@ -239,10 +239,25 @@ class Walk(NamedTuple):
     next_tokens: Tensor
 
 
+class DraftedEntries(NamedTuple):
+    """Cache entries of the nodes of trees that are walked.
+
+    Attributes:
+        kv: `[layers, slots, …]`, contiguous within each layer.
+        features: `[slots, size]`, contiguous; None without.
+        slots: int64 `[rows, most]`, of the nodes of each row's tree; at least as many as the walk is deep.
+    """
+
+    kv: Tensor
+    features: Tensor | None
+    slots: Tensor
+
+
 class TokenTargets(NamedTuple):
     """Memory that the new tokens of some rows of a walk are written to, and positions that their number is added to.
 
     Attributes:
+        nodes: int64 `[nodes]`, tokens of the nodes of all trees.
         rows: int64 `[rows]`, their places in the walk.
         firsts: int64 `[rows]`, the first node of each one's tree among the nodes of all.
         tokens: int64 `[rows, most]`, gets the accepted drafts, then the target's own token, then 0.
@@ -253,6 +268,7 @@ class TokenTargets(NamedTuple):
         noise: int64 `[rows]`, likewise.
     """
 
+    nodes: Tensor
     rows: Tensor
     firsts: Tensor
     tokens: Tensor

@@ -13,7 +13,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types import kv_entries
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.pinned_memory import host_empty
-from specdec.kernels.types.types import Walk
+from specdec.kernels.types.types import DraftedEntries, TokenTargets, Walk
 from specdec.kernels.types.upload import Packet
 
 
@@ -156,15 +156,16 @@ class KVCache:
         if self.features is not None:
             self.kernels.move_kv(self.features[None], sources, targets)
 
-    def move_accepted(self, walk: Walk, slots: Tensor) -> None:
-        """Do the same with the accepted nodes of a walk on the device.
+    def commit(self, walk: Walk, slots: Tensor, targets: Sequence[TokenTargets]) -> None:
+        """Do the same with the accepted nodes of a walk on the device, and write the new tokens.
 
         Args:
             slots: int64 `[rows, most]`, of the nodes of each row's tree.
+            targets: where the next step reads new tokens.
         """
-        move = self.kernels.walks.move_accepted
-        assert move is not None, f"the {self.kernels.name} kernels leave no walk on the device"
-        move(self._target.memory, self.features, walk, slots)
+        commit = self.kernels.walks.commit
+        assert commit is not None, f"the {self.kernels.name} kernels leave no walk on the device"
+        commit(walk, DraftedEntries(self._target.memory, self.features, slots), targets)
 
     def apply_moves(self, moves: Sequence[BlockMove]) -> None:
         """Copy whole blocks of target, head and features in the order given."""

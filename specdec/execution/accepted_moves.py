@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from specdec.cache.kv_cache import KVCache
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.tree import TreeRow
-from specdec.kernels.types.types import Walk
+from specdec.kernels.types.types import TokenTargets, Walk
 from specdec.kernels.types.upload import Packet
 from specdec.verify.tree_batch import slots_of
 
@@ -28,6 +28,6 @@ class AcceptedMoves:
         # [rows, width]
         self._slots = packet.add(slots)
 
-    def make(self, walk: Walk) -> None:
-        """Move the entries."""
-        self._cache.move_accepted(walk, self._slots)
+    def make(self, walk: Walk, targets: Sequence[TokenTargets] = ()) -> None:
+        """Move the entries, and write the new tokens of some rows to where they are read next."""
+        self._cache.commit(walk, self._slots, targets)

@@ -174,12 +174,12 @@ class Worker:
             walk, moves, drafts, next_pass = verification
             outcome, ahead = walk(_sampled_logits(order, trees, logits)), None
             # The device goes on while the outcome is on its way, and while the host plans the coming step.
-            if outcome.walk is not None:
-                if moves is not None:
+            if outcome.walk is not None and moves is not None:
+                if drafts is None:
                     moves.make(outcome.walk)
-                if drafts is not None:
+                else:
                     start = mark(self.device)
-                    ahead = drafts.draft(outcome.walk)
+                    ahead = drafts.draft(outcome.walk, moves.make)
                     self._drafting = [(start, mark(self.device))]
             if next_pass is not None:
                 self._next = next_pass(outcome)

@@ -25,4 +25,4 @@ def test_every_kernel_is_captured_and_timed(monkeypatch: pytest.MonkeyPatch) -> 
             assert row["error"] <= row["error_bound"]
             assert row["us"] > 0
             measured.add(subject.kernel)
-    assert {"swap", "filter_logits", "tree_walk", "rejection_walk", "tree_attention"} < measured
+    assert {"swap", "filter_logits", "coupled_walk", "rejection_walk", "tree_attention"} < measured

@@ -33,8 +33,9 @@ PEERS = {
     "swap": {"torch"},
     "next_frontier": {"torch"},
     "best_nodes": {"torch"},
-    "tree_walk": {"host"},
+    "coupled_walk": {"host"},
     "rejection_walk": {"host"},
+    "commit": {"torch"},
     "tree_attention": {"sdpa", "cudnn", "flex", "gather", "twin"},
 }
 

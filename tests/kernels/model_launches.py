@@ -11,8 +11,9 @@ import triton
 from torch import Tensor
 
 from specdec.kernels.triton import tree_attention
-from specdec.kernels.triton.accepted import move_accepted
+from specdec.kernels.triton.accepted import commit
 from specdec.kernels.triton.attention_plan import AttentionGeometry, Chip
+from specdec.kernels.triton.coupled_walk import coupled_walk
 from specdec.kernels.triton.elementwise import add_rms_norm, norm_heads, rms_norm, silu_and_mul
 from specdec.kernels.triton.grouped_lora import grouped_lora
 from specdec.kernels.triton.gumbel_argmax import gumbel_argmax
@@ -23,13 +24,12 @@ from specdec.kernels.triton.quantized_linear import quantized_linear
 from specdec.kernels.triton.rejection_walk import rejection_walk
 from specdec.kernels.triton.rotary_store import rotary_store
 from specdec.kernels.triton.tree_search import best_nodes, next_frontier
-from specdec.kernels.triton.tree_walk import tree_walk
 from specdec.kernels.types.adapters import AdapterRows, StackedLowRank
 from specdec.kernels.types.kv_entries import LARGEST, kv_view, slot_bytes
 from specdec.kernels.types.quantized_tensor import NumberKind, OffsetKind, QuantizedRows
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.tree_search import SearchedLevels
-from specdec.kernels.types.types import DraftProbs, NoiseColumns, PackedTrees, TopK, Walk
+from specdec.kernels.types.types import DraftedEntries, DraftProbs, NoiseColumns, PackedTrees, TopK, Walk
 from tests.triton_launches import Launch, recorded_launches
 
 DEMO = Path(__file__).parents[2] / "specdec" / "demo" / "target" / "config.json"
@@ -218,7 +218,7 @@ def _moves() -> None:
             # Features, which only a model with a head that reads them has, are as wide as three states at most.
             walk = Walk(places[None], places[:1], places[:1])
             for features in (None, torch.empty(slots, 3 << 12, dtype=torch.bfloat16, device="meta")):
-                move_accepted(kv, features, walk, places[None])
+                commit(walk, DraftedEntries(kv, features, places[None]))
             blocks = kv.unflatten(1, (-1, BLOCK_SIZE)).transpose(0, 1)
             host = torch.empty(2, 2, BLOCK_SIZE, 1 << 12, dtype=dtype)
             copy_between(blocks, host, places, places)
@@ -265,6 +265,6 @@ def _walks(vocab: int, dtype: torch.dtype, nodes: int, depth: int) -> None:
     scores, numbers = torch.empty(2 + 2 * nodes, vocab, dtype=dtype), torch.empty(2 * nodes, dtype=torch.int64)
     trees = PackedTrees(numbers, numbers, torch.empty(3, dtype=torch.int64), nodes, depth)
     probs = DraftProbs(torch.empty(4, vocab), torch.empty(2 + 2 * nodes, dtype=torch.int64))
-    tree_walk(torch.empty(2 + 2 * nodes, dtype=torch.int64), trees)
+    coupled_walk(scores, trees, _noise(len(scores)))
     for draft in (None, probs):
         rejection_walk(scores, draft, trees, _noise(2))

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.kernels.reference import accepted as reference
-from specdec.kernels.triton.accepted import move_accepted, place_tokens
+from specdec.kernels.triton.accepted import commit
 from specdec.kernels.triton.kv_copy import MOVES_AT_ONCE
-from specdec.kernels.types.types import TokenTargets, Walk
+from specdec.kernels.types.types import DraftedEntries, TokenTargets, Walk
 from specdec.verify.tree_batch import slots_of
 from tests.kernels.cache_moves import bits, cache, tiles
 from tests.kernels.kernel_checks import BITS, DEVICE
@@ -49,16 +49,16 @@ def test_accepted_entries_move_behind_their_chains(
     features = cache(plan.num_blocks * size + 1, 13, dtype=torch.float32, seed=seed + 1) if has_features else None
     expected, wanted = kv.clone(), None if features is None else features.clone()
     # As bits: numbers that are no numbers are moved too.
-    reference.move_accepted(bits(expected), None if wanted is None else bits(wanted), walk, places)
+    reference.commit(walk, DraftedEntries(bits(expected), None if wanted is None else bits(wanted), places))
     with tiles(at_once, 4):
-        move_accepted(kv, features, walk, places)
+        commit(walk, DraftedEntries(kv, features, places))
     assert torch.equal(bits(kv), bits(expected))
     assert features is None or (wanted is not None and torch.equal(bits(features), bits(wanted)))
 
 
 @given(trees, seeds, st.integers(0, 3), st.integers(1, 5), st.booleans())
 def test_tokens_go_where_they_are_read(given_trees: list, seed: int, more: int, width: int, has_sources: bool) -> None:
-    """Of some rows of the walk, in any order; nothing else is written."""
+    """Of some rows of the walk, in any order, to one target or two; nothing else is written."""
     chance, depth = random.Random(seed), max(max(tree.depths, default=0) for tree in given_trees)
     with_nodes = [row for row, tree in enumerate(given_trees) if len(tree)]
     rows = chance.sample(with_nodes, chance.randint(1, len(with_nodes)))
@@ -74,16 +74,28 @@ def test_tokens_go_where_they_are_read(given_trees: list, seed: int, more: int, 
     def numbers(*shape: int) -> Tensor:
         return torch.randint(100, shape, generator=generator).to(DEVICE)
 
-    def places() -> TokenTargets:
+    def target() -> TokenTargets:
         generator.manual_seed(seed)
         sources = numbers(len(rows), most) if has_sources else None
         tokens, accepted, positions, noise = (numbers(len(rows), *own) for own in ((most,), (), (width,), ()))
         own = torch.tensor(rows, device=DEVICE), torch.tensor(firsts, device=DEVICE)
-        return TokenTargets(*own, tokens, accepted, sources, positions, noise)
+        return TokenTargets(nodes, *own, tokens, accepted, sources, positions, noise)
 
-    found, expected = places(), places()
-    place_tokens(walk, nodes, found)
-    reference.place_tokens(walk, nodes, expected)
+    def parts_of(whole: TokenTargets) -> list[TokenTargets]:
+        return [TokenTargets(nodes, *(None if own is None else own[part] for own in whole[1:])) for part in parts]
+
+    def entries() -> DraftedEntries:
+        # Each row's nodes have slots of their own.
+        slots = torch.arange(len(paths) * most_nodes, device=DEVICE).view(len(paths), most_nodes)
+        return DraftedEntries(cache(2, slots.numel(), 3, dtype=torch.float32, seed=seed), None, slots)
+
+    most_nodes, cut = max(depth, *map(len, given_trees)), chance.randint(0, len(rows))
+    # Nothing is written for no row at all, either.
+    parts = chance.choice([[slice(None)], [slice(cut), slice(cut, None)]])
+    found, expected, moved, wanted = target(), target(), entries(), entries()
+    commit(walk, moved, parts_of(found))
+    reference.commit(walk, wanted, parts_of(expected))
+    assert torch.equal(bits(moved.kv), bits(wanted.kv))
     for name, mine, theirs in zip(TokenTargets._fields, found, expected, strict=True):
         assert (mine is None) == (theirs is None), name
         assert mine is None or torch.equal(mine, theirs), name
@@ -94,13 +106,14 @@ def test_tokens_go_where_they_are_read(given_trees: list, seed: int, more: int, 
 
 def test_what_does_not_fit_is_refused() -> None:
     walk, one = walk_of([[0, 1]], 2, [3]), torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    kv = torch.zeros(1, 4, 2, device=DEVICE)
+    entries = DraftedEntries(torch.zeros(1, 4, 2, device=DEVICE), None, torch.zeros_like(walk.paths))
     with pytest.raises(ValueError, match=r"slots \(1, 1\) torch.int64: not int64 \(1, 2\) or wider"):
-        move_accepted(kv, None, walk, one[None])
+        commit(walk, entries._replace(slots=one[None]))
     with pytest.raises(ValueError, match="are in pieces"):
-        move_accepted(kv, torch.zeros(2, 4, device=DEVICE).t(), walk, torch.zeros_like(walk.paths))
-    places = TokenTargets(one, one, torch.zeros(1, 3, dtype=torch.int64, device=DEVICE), one, None, one[None], one)
+        commit(walk, entries._replace(features=torch.zeros(2, 4, device=DEVICE).t()))
+    tokens = torch.zeros(1, 3, dtype=torch.int64, device=DEVICE)
+    target = TokenTargets(one, one, one, tokens, one, None, one[None], one)
     with pytest.raises(ValueError, match="all must be int64"):
-        place_tokens(walk, torch.zeros(2, device=DEVICE), places)
+        commit(walk, entries, [target._replace(nodes=torch.zeros(2, device=DEVICE))])
     with pytest.raises(ValueError, match="not all the same"):
-        place_tokens(walk, one, places._replace(accepted=one.expand(2).contiguous()))
+        commit(walk, entries, [target._replace(accepted=one.expand(2).contiguous())])

@@ -33,7 +33,7 @@ trees = st.lists(draft_trees(max_nodes=12, vocab_size=17), min_size=1, max_size=
 
 @pytest.fixture(autouse=True, scope="module")
 def poisoned() -> Iterator[None]:
-    with poisoned_outputs("tree_walk"):
+    with poisoned_outputs("coupled_walk", "residual"):
         yield
 
 

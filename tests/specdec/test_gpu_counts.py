@@ -24,11 +24,12 @@ from tests.simulated_gpu import SimulatedGPU, simulated_gpu
 pytestmark = pytest.mark.slow
 
 COUNTS = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_counts.json"
-# Passes of so many tokens are captured on the simulated GPU; by requests.
-SHAPES = {1: DraftShape(6, 2, 12), 4: DraftShape(3, 2, 3)}
+# Trees by requests, and tokens of the captured passes, which take long on the simulated GPU.
+SHAPES = {1: DraftShape(6, 2, 12), 4: DraftShape(3, 2, 3), 32: DraftShape(2, 2, 3)}
+BUCKETS = {32: ((32, 32), (128, 128))}
 # Most uploads, operations of torch, launches outside graphs, and graphs. Copies into a graph's inputs are operations.
 PLAIN = {"upload": 1, "operation": 6, "launch": 2, "replay": 1}
-SPECULATIVE = {"upload": 1, "operation": 18, "launch": 6, "replay": 3}
+SPECULATIVE = {"upload": 1, "operation": 18, "launch": 4, "replay": 3}
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +50,23 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
 
 CASES = [
     (requests, draft, most, temperature)
-    for temperature, requests in ((0.0, 1), (0.8, 4), (0.0, 4), (0.8, 1))
+    for temperature, requests in ((0.0, 1), (0.8, 4), (0.0, 4), (0.8, 1), (0.0, 32), (0.8, 32))
     for draft, most in ((None, PLAIN), ("head3", SPECULATIVE))
 ]
 
 
 @pytest.mark.parametrize(("requests", "draft", "most", "temperature"), by_day(CASES, 4))
 def test_a_step_asks_for_little(
-    folder: Path, gpu: SimulatedGPU, requests: int, draft: str | None, most: dict[str, int], temperature: float
+    folder: Path,
+    gpu: SimulatedGPU,
+    monkeypatch: pytest.MonkeyPatch,
+    requests: int,
+    draft: str | None,
+    most: dict[str, int],
+    temperature: float,
 ) -> None:
+    if requests in BUCKETS:
+        monkeypatch.setattr("specdec.verify.pass_graphs.TOKEN_BUCKETS", BUCKETS[requests])
     llm = LLM(
         folder / "target",
         folder / draft if draft else None,
@@ -69,7 +78,7 @@ def test_a_step_asks_for_little(
         max_model_len=64,
         max_num_seqs=requests,
         block_size=8,
-        kv_cache_memory=1 << 19,
+        kv_cache_memory=requests << 19,
     )
     for index in range(requests):
         params = SamplingParams(temperature=temperature, seed=index, max_tokens=30, ignore_eos=True)

@@ -1,6 +1,7 @@
 """Moves that a device makes of a walk, against those that the host makes of its outcome."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.execution.accepted_moves import AcceptedMoves
-from specdec.kernels.reference.accepted import move_accepted
+from specdec.kernels.reference.accepted import commit
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import DraftTree, TreeRow
-from specdec.kernels.types.types import Walk
+from specdec.kernels.types.types import DraftedEntries, TokenTargets, Walk
 from specdec.kernels.types.upload import Packet
 from specdec.verify.tree_batch import slots_of
 from tests.strategies import draft_trees, seeds, shuffled_tables
@@ -29,10 +30,10 @@ class Memory:
         self.null_block, self.block_size = num_blocks, block_size
         self.entries = torch.arange((num_blocks + 1) * block_size)[None, :, None].clone()
 
-    def move_accepted(self, walk: Walk, slots: Tensor) -> None:
+    def commit(self, walk: Walk, slots: Tensor, targets: Sequence[TokenTargets]) -> None:
         # As the kernel wants them.
         assert slots.is_contiguous()
-        move_accepted(self.entries, None, walk, slots)
+        commit(walk, DraftedEntries(self.entries, None, slots), targets)
 
 
 def walked(paths: list[list[int]], depth: int) -> Walk:
