@@ -62,7 +62,7 @@ def new_tokens(batch: int, context: int) -> int:
 def engine_of(batch: int, context: int) -> LLMEngine:
     """Return an engine whose pass computes nothing."""
     device = torch.device("cpu")
-    config, longest = LlamaConfig.from_json(SIZES), context + new_tokens(batch, context) + 64
+    config, longest = LlamaConfig.from_json(SIZES), context + context // 8 + new_tokens(batch, context) + 64
     with torch.device("meta"):
         weights = LlamaWeights(config)
     weights.to_empty(device=device)
@@ -75,8 +75,8 @@ def engine_of(batch: int, context: int) -> LLMEngine:
         device="cpu",
         scheduler=SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=BUDGET, prefill_stretch=0),
         max_model_len=longest,
-        # Twice what they need, so that none waits for room.
-        kv_cache_memory=2 * 2 * 16 * 4 * batch * (longest + 64),
+        # More than they need, so that none waits for room.
+        kv_cache_memory=2 * 16 * 4 * batch * (longest + 64),
         enable_prefix_caching=False,
     )
     engine = EngineBuilder(settings, LlamaModel(weights, kernels), None, kernels).build()
