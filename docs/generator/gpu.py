@@ -132,9 +132,23 @@ def _kernels() -> str:
     )
 
 
+def _host() -> str:
+    """Return the host's time of a plain step, by requests and context."""
+    document = read("host_step")
+    lines = [
+        [f"{row['batch']}", f"{row['context']:,}", f"{row['before']:.2f}", f"{row['now']:.2f}"]
+        for row in document["rows"]
+    ]
+    where = f"{document['processor']}; commit {document['commit']}"
+    command = "python -m benchmarks.host_step --before TREE"
+    text = table(["requests", "context", "ms, before", "ms"], lines)
+    return f"{text}\n\nCommand: `{command}`. Result: `benchmarks/results/host_step.json` ({where})."
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "gpu-cycle": _cycle,
     "gpu-time": _time,
     "gpu-counts": _counts,
+    "gpu-host": _host,
     "gpu-kernels": _kernels,
 }
