@@ -153,16 +153,16 @@ def main() -> None:
     modes = list[Mode]()
     while rounds == 0 or time.perf_counter() < end:
         modes.clear()
-        modes += [Mode(name, args.model, args.draft, settings) for name in names]
-        plain, adaptive = modes[0].llm, modes[-1].llm
+        # Each round begins with another mode, whose engine is made first: later ones find less memory in large pages.
+        turn = rounds % len(names)
+        modes += [Mode(name, args.model, args.draft, settings) for name in names[turn:] + names[:turn]]
+        plain, adaptive = (next(mode.llm for mode in modes if mode.name == name) for name in (PLAIN, ADAPTIVE))
         prompts = {text: [plain.chat_prompt(messages) for messages in read_prompts(text)] for text in FILES}
         side_by_side(modes, prompts[FILES[0]][:4], params, 4)
         for text in FILES:
             for batch in args.batches:
                 own = (prompts[text] * 3)[: max(args.requests, 3 * batch)]
-                # Each round begins with another mode.
-                turn = rounds % len(modes)
-                for name, each in side_by_side(modes[turn:] + modes[:turn], own, params, batch).items():
+                for name, each in side_by_side(modes, own, params, batch).items():
                     seconds[text, batch][name].append(each)
         rounds += 1
     cells = []

@@ -84,7 +84,7 @@ def step(scheduler: Scheduler, chance: random.Random) -> float:
     for row, result in zip(plan.rows, results, strict=True):
         row.request.token_ids += [chance.randrange(4096) for _ in range(result.num_new)]
     outcomes = [
-        TreeOutcome(row.num_nodes, path, row.request.acceptance_history)
+        TreeOutcome(row.num_nodes, row.num_nodes, path, row.request.acceptance_history)
         for row, path in zip(plan.rows, paths, strict=True)
         if row.num_nodes
     ]

@@ -41,15 +41,19 @@ class TreeDrafter(LevelLoops[State]):
         """Draft one tree per row; none after a single token where a head needs the feature before it."""
         ahead, self._ahead = self._ahead, None
         places = {} if ahead is None else ahead.places_of(rows)
-        drawn, _ = self._split([i for i, row in enumerate(rows) if row.drafts], rows)
-        if any(i not in places for i in drawn):
-            # Theirs would overwrite the probabilities that the others were drawn from.
-            places = {i: place for i, place in places.items() if i not in drawn}
+        if places:
+            drawn, _ = self._split([i for i, row in enumerate(rows) if row.drafts], rows)
+            if any(i not in places for i in drawn):
+                # Theirs would overwrite the probabilities that the others were drawn from.
+                places = {i: place for i, place in places.items() if i not in drawn}
+        first = self.first
         reading = [
             i
             for i, row in enumerate(rows)
-            if i not in places and row.draft_prefill_end > max(row.num_draft_cached, self.first)
+            if row.draft_prefill_end > first and row.draft_prefill_end > row.num_draft_cached and i not in places
         ]
+        if not reading and not places:
+            return HostTrees.empty(len(rows))
         if self.one_call is not None and reading:
             given = one_call_rows([rows[i] for i in reading], self.shape.depth, self.first, self.proposal)
             if given is not None and self.one_call.takes(given):

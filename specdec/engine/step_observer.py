@@ -129,7 +129,12 @@ class StepObserver:
                 draft_seconds=draft_seconds,
             ),
             [
-                TreeOutcome(size, [rank for rank in result.ranks if rank < size], row.request.acceptance_history)
+                TreeOutcome(
+                    row.num_nodes,
+                    size,
+                    [rank for rank in result.ranks if rank < size],
+                    row.request.acceptance_history,
+                )
                 for row, result in zip(rows, results, strict=True)
                 if (size := result.num_nodes - result.num_chained)
             ],

@@ -12,6 +12,10 @@ from specdec.scheduling.rank_values import first_values
 from specdec.scheduling.step_plan import PlannedRow, StepBudget
 from specdec.scheduling.tree_sizer import TreeSize, TreeSizer
 
+# Share of the requests that may be new before trees are chosen anew: others may draft well or badly, and have text
+# that the head must read. Each choice takes some time.
+MOST_NEW = 0.2
+
 
 @dataclass(frozen=True)
 class DraftBudget:
@@ -38,6 +42,8 @@ class DraftBudget:
     follows: bool = False
     # Bounds of the requests of the step that is being planned.
     _bounds: dict[Request, DraftableRow] = field(default_factory=dict, init=False, repr=False)
+    # Requests that the present choice of trees was made for.
+    _chosen_for: set[Request] = field(default_factory=set, init=False, repr=False)
 
     @property
     def slots(self) -> int:
@@ -57,6 +63,10 @@ class DraftBudget:
             return TreeSize(0, 0)
         if sizer is None:
             return TreeSize(self.shape.nodes, sum(request.may_draft for request in decoding))
+        if sum(request not in self._chosen_for for request in decoding) > MOST_NEW * len(decoding):
+            self._chosen_for.clear()
+            self._chosen_for.update(decoding)
+            sizer.choose_anew()
         if not has_chains and sizer.goes_on_plainly(len(decoding), mixed=mixed):
             return TreeSize(0, 0)
         for request in decoding:

@@ -21,11 +21,13 @@ class TreeOutcome(NamedTuple):
     """Verification of one tree, as far as the draft model drafted it.
 
     Attributes:
+        granted: nodes that it could have; a drafter stops earlier where deeper nodes are unlikely.
         nodes: number of its nodes.
         ranks: ranks of the accepted nodes, 0 for the most valuable one.
         history: acceptance history of its request.
     """
 
+    granted: int
     nodes: int
     ranks: Sequence[int]
     history: AcceptanceHistory
@@ -39,12 +41,14 @@ class RankValues:
         prior: values of ranks learnt before; ranks behind them, or all without a prior, begin with a guess.
 
     Attributes:
-        values: share of the trees that have a node of this rank in which it is accepted.
+        values: share of the trees that could have a node of this rank in which there is one and it is accepted.
+        drafted: share of these trees in which there is one.
     """
 
     def __init__(self, nodes: int, prior: Sequence[float] = ()) -> None:
         least = prior[-1] if prior else 1.0
         self.values = [*prior[:nodes], *(min(value, least) for value in first_values(nodes)[len(prior) :])]
+        self.drafted = [1.0] * nodes
         self._seen = [LEARNT] * min(nodes, len(prior)) + [PRIOR] * (nodes - len(prior))
         self._learnt = 0
 
@@ -67,22 +71,25 @@ class RankValues:
         size = len(self.values)
         fading = FADING ** (step - self._learnt)
         self._learnt = step
-        hits, trees = [0] * size, [0] * (size + 1)
+        hits, trees, whole = [0] * size, [0] * (size + 1), [0] * (size + 1)
         predicted = [0.0, *accumulate(self.values)]
-        for nodes, ranks, history in outcomes:
-            history.learn(len(ranks), predicted[nodes])
+        for granted, nodes, ranks, history in outcomes:
+            history.learn(len(ranks), predicted[granted])
+            whole[granted] += 1
             trees[nodes] += 1
             for rank in ranks:
                 hits[rank] += 1
         self._seen = [max(PRIOR, seen * fading) for seen in self._seen]
-        drafted = 0
+        granted = drafted = 0
         for rank in range(size - 1, -1, -1):
-            # Number of trees that have a node of this rank.
+            # Number of trees that could have a node of this rank, and that have one.
+            granted += whole[rank + 1]
             drafted += trees[rank + 1]
-            if drafted:
-                self._seen[rank] = min(self._seen[rank] + drafted, MEMORY)
-                share = min(1.0, drafted / self._seen[rank])
-                self.values[rank] += share * (hits[rank] / drafted - self.values[rank])
+            if granted:
+                self._seen[rank] = min(self._seen[rank] + granted, MEMORY)
+                share = min(1.0, granted / self._seen[rank])
+                self.values[rank] += share * (hits[rank] / granted - self.values[rank])
+                self.drafted[rank] += share * (drafted / granted - self.drafted[rank])
 
 
 def first_values(nodes: int) -> list[float]:

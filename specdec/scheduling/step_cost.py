@@ -228,8 +228,8 @@ class StepCost:
     _last_trees: float = -math.inf
     _tree_run: int = 0
 
-    def step(self, rows: int, tokens: int, trees: int, levels: int) -> float:
-        """Predict the seconds of a step; `MeasuredStep` describes its sizes."""
+    def step(self, rows: int, tokens: float, trees: int, levels: int) -> float:
+        """Predict the seconds of a step; `MeasuredStep` describes its sizes, tokens may be a mean."""
         ratio = (self.checking if tokens > rows else self.plain).at(rows)
         return ratio * (self.passes(tokens) + self.rows(rows)) + self.draft(trees, levels)
 

@@ -75,10 +75,11 @@ class TreeFitter:
 
     For n nodes per tree the prediction of a step's tokens per second is
 
-        (S + r (D_1 v_1 + ... + D_n v_n)) / (pass(T + D_1 + ... + D_n) + draft(D_1 trees of at most n levels))
+        (S + r (D_1 v_1 + ... + D_n v_n)) / (pass(T + D_1 d_1 + ... + D_n d_n) + draft(D_1 trees of at most n levels))
 
-    S rows yield a token, D_i of those that draft may draft i nodes or more, and T is the number of known tokens. v_i is
-    the probability that a tree's node of rank i is accepted. r is the acceptance of these rows' own trees relative to
+    S rows yield a token, D_i of those that draft may draft i nodes or more, and T is the number of known tokens. d_i is
+    the probability that such a tree has a node of rank i, since a drafter may stop earlier, and v_i that it has one
+    that is accepted. r is the acceptance of these rows' own trees relative to
     the average. Chains are part of S and T. The model's values in a row with chains are
     multiplied by the row's `share`. The time in which the head reads the rows' text is spread over what they yield.
 
@@ -126,7 +127,7 @@ class TreeFitter:
         self, sampled: int, known: int, rows: Sequence[DraftableRow], chains: ChainFit, sizes: Sequence[int]
     ) -> TreeFit:
         """Return the best of these sizes if the model drafts for these rows."""
-        values = self.ranks.values
+        values, drafted = self.ranks.values, self.ranks.drafted
         tokens, known = sampled + chains.tokens, known + chains.nodes
         bounds = sorted(row.nodes for row in rows if row.share == 1)
         depth, ratio = max(row.depth for row in rows), sum(row.history.ratio for row in rows) / len(rows)
@@ -134,19 +135,19 @@ class TreeFitter:
         shared = [row for row in rows if row.share < 1]
         plain_seconds = max(self.cost.step(sampled, known, 0, 0), LEAST_SECONDS)
         best, best_rate, best_seconds = 0, 0.0, 0.0
-        value, nodes, rank = 0.0, 0, 0
+        value, nodes, rank = 0.0, 0.0, 0
         for size in sizes:
             while rank < size:
                 # Rows whose trees may have a node of this rank.
                 able = len(bounds) - bisect_right(bounds, rank)
                 value += able * min(ratio * values[rank], SUREST)
-                nodes += able
+                nodes += able * drafted[rank]
                 rank += 1
-            more_value, more_nodes, trees = 0.0, 0, len(bounds)
+            more_value, more_nodes, trees = 0.0, 0.0, len(bounds)
             for row in shared:
                 own = self.ranks.num_drafted(row.share, min(size, row.nodes))
                 more_value += row.share * sum(min(ratio * value, SUREST) for value in values[:own])
-                more_nodes += own
+                more_nodes += sum(drafted[:own])
                 trees += own > 0
             seconds = self.cost.step(sampled, known + nodes + more_nodes, trees, min(size, depth))
             seconds += reading * (1 + (value + more_value) / len(rows))

@@ -30,7 +30,8 @@ FIRST_TREES = 8
 # Steps after which, if there are trees, a single row gets the largest one, so that the nodes of all ranks are observed.
 LARGEST_EVERY = 128
 # Seconds of plain steps after which the size is computed anew for the same load, and most steps in that time: with a
-# small model, computing it takes a tenth of a step.
+# small model, computing it takes a tenth of a step. It is computed sooner at first, after 1 step, 2, 4 and so on, while
+# a few trees tell much.
 FIT_SECONDS, FIT_STEPS = 0.032, 64
 # Factor by which steps with trees must be predicted faster before they begin. What is chosen for being the best of
 # several predictions is worth less than predicted, and changes take time.
@@ -94,6 +95,7 @@ class TreeSizer:
         self.ranks = RankValues(self.shape.nodes, prior)
         self._fitter = TreeFitter(self.cost, self.ranks, self.shape.nodes)
         self._load: tuple[object, ...] | None = None
+        self._fit_steps = 1
         self.num_first = num_first
 
     def goes_on_plainly(self, sampled: int, *, mixed: bool = False) -> bool:
@@ -109,6 +111,10 @@ class TreeSizer:
             self._steps += 1
             return True
         return not self._begins(sampled) and self._waits(sampled, mixed=mixed)
+
+    def choose_anew(self) -> None:
+        """Choose the next step's trees anew, since its rows are others."""
+        self._plain_until, self._next_fit = 0, self._steps
 
     def stays_plain(self, sampled: int) -> bool:
         """Return whether the coming step is one of a run of plain ones, if it has as many rows that yield a token."""
@@ -152,7 +158,9 @@ class TreeSizer:
         plain = self.cost.step(sampled, known, 0, 0)
         if load != self._load or self._steps >= self._next_fit:
             self._load, self._best = load, self._fitter.fit(sampled, known, rows, chains)
-            self._next_fit = self._steps + max(1, min(FIT_STEPS, int(FIT_SECONDS / max(plain, LEAST_SECONDS))))
+            self._next_fit = self._steps + self._fit_steps
+            most = max(1, min(FIT_STEPS, int(FIT_SECONDS / max(plain, LEAST_SECONDS))))
+            self._fit_steps = min(2 * self._fit_steps, most)
         best = self._best
         self._steps += 1
         if self._drafts != (best.gain > (1 if self._drafts else MARGIN)):

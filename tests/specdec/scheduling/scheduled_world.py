@@ -337,6 +337,7 @@ class World:
             [
                 TreeOutcome(
                     row.num_nodes,
+                    row.num_nodes,
                     chance.sample(range(row.num_nodes), chance.randint(0, row.num_nodes)),
                     row.request.acceptance_history,
                 )

@@ -37,6 +37,6 @@ def simulate(worth: TreeSizer, chance: random.Random, true: list[float], steps: 
         ranks = [[r for r in range(size.nodes) if chance.random() < true[r]] for _ in range(size.trees)]
         if size.nodes:
             pairs = zip(ranks, records, strict=False)
-            worth.learn([TreeOutcome(size.nodes, own, record.history) for own, record in pairs])
+            worth.learn([TreeOutcome(size.nodes, size.nodes, own, record.history) for own, record in pairs])
         sizes.append(size)
     return sizes

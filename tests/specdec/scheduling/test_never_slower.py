@@ -129,7 +129,7 @@ class World:
         outcomes = []
         for row in drafting if nodes else ():
             ranks = [rank for rank in range(nodes) if self.chance.random() < row.chances[rank]]
-            outcomes.append(TreeOutcome(nodes, ranks, row.history))
+            outcomes.append(TreeOutcome(nodes, nodes, ranks, row.history))
             row.read = row.tokens
             row.tokens += len(ranks)
             self.tokens += len(ranks)

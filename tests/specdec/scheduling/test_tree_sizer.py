@@ -10,9 +10,9 @@ from specdec.core.draftable_row import AcceptanceHistory, Ahead, DraftableRow
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.step_cost import Curve, MeasuredStep, StepCost
-from specdec.scheduling.tree_fit import SUREST
+from specdec.scheduling.tree_fit import SUREST, ChainFit
 from specdec.scheduling.tree_sizer import MARGIN, MOST_WAITED, TreeSize, TreeSizer
-from tests.specdec.scheduling.sizer_steps import SHAPE, make, row, usual
+from tests.specdec.scheduling.sizer_steps import SHAPE, make, row, simulate, usual
 
 
 def rate(worth: TreeSizer, rows: int, nodes: int) -> float:
@@ -74,7 +74,7 @@ def test_the_first_trees_of_a_single_row_are_fixed_whatever_they_cost() -> None:
     assert dear.size(2, 2, usual(2)) == TreeSize(0, 0)
     for _ in range(3):
         assert dear.size(1, 1, usual(1)) == TreeSize(16, 1)
-        dear.learn([TreeOutcome(16, [], AcceptanceHistory())])
+        dear.learn([TreeOutcome(16, 16, [], AcceptanceHistory())])
     assert dear.size(1, 1, usual(1)) == TreeSize(0, 0)
     # They come before plain steps are measured, and trees of several rows after.
     unknown = TreeSizer(StepCost(dear.cost.passes, first_level=dear.cost.first_level), SHAPE, num_first=1)
@@ -115,17 +115,66 @@ def test_outcomes_are_learnt_by_rank() -> None:
     for _ in range(300):
         sizes = [chance.choice([4, 16]) for _ in range(4)]
         ranks = [[r for r in range(size) if chance.random() < true[r]] for size in sizes]
-        worth.learn([TreeOutcome(size, own, AcceptanceHistory()) for size, own in zip(sizes, ranks, strict=True)])
+        worth.learn([TreeOutcome(size, size, own, AcceptanceHistory()) for size, own in zip(sizes, ranks, strict=True)])
     assert all(abs(value - expected) < 0.12 for value, expected in zip(worth.ranks.values, true, strict=True))
 
 
 def test_ranks_that_no_tree_had_keep_their_values() -> None:
     worth = make(0.01, 0.01)
     before = list(worth.ranks.values)
-    worth.learn([TreeOutcome(3, [0, 2], AcceptanceHistory())] * 100)
+    worth.learn([TreeOutcome(3, 3, [0, 2], AcceptanceHistory())] * 100)
     assert worth.ranks.values[3:] == before[3:]
     assert worth.ranks.values[0] > 0.9
     assert worth.ranks.values[1] < 0.1
+
+
+def test_nodes_that_a_drafter_does_not_draft_cost_and_bring_nothing() -> None:
+    """It stops where deeper nodes are unlikely, so that larger trees are the same trees."""
+    worth, history = make(0.01, 0.01), AcceptanceHistory()
+    before = worth.size(4, 4, usual(4))
+    assert before.nodes > 4
+    for step in range(300):
+        granted = 16 if step % 2 else 4
+        worth.learn([TreeOutcome(granted, 3, [0, 1], history)] * 4)
+    assert worth.ranks.drafted[:3] == pytest.approx([1.0] * 3)
+    assert max(worth.ranks.drafted[3:] + worth.ranks.values[3:]) < 0.02
+    fits = {nodes: worth._fitter._fit(4, 4, usual(4), ChainFit(0, 0.0, 0.0), [nodes]) for nodes in (3, 4, 16)}
+    # Its passes are as large; only levels that are not drafted may still be expected.
+    assert fits[4].gain == pytest.approx(fits[3].gain, rel=0.05)
+    # Trees of which half have a node more bring and cost half of it.
+    worth.learn([TreeOutcome(4, nodes, [0, 1, 2, 3][:nodes], history) for nodes in (3, 4)] * 400)
+    assert worth.ranks.drafted[3] == pytest.approx(0.5, abs=0.05)
+    assert worth.ranks.values[3] == pytest.approx(0.5, abs=0.05)
+
+
+def quick(token: float, level: float, rows: int) -> StepCost:
+    """The costs of `make` on a machine whose steps take milliseconds, those of so many plain rows measured."""
+    cost = make(token, level, unit=0.001).cost
+    for _ in range(10):
+        cost.correct(MeasuredStep(rows, rows, 0, 0.001 * (1 + rows * token), 0, 0, 0, 0.0))
+    return cost
+
+
+def test_the_first_trees_are_judged_after_few_steps() -> None:
+    """The values that a head ships may be those of other text."""
+    cost = quick(token=0.01, level=0.01, rows=4)
+    sizer = TreeSizer(cost, SHAPE, 0, [0.9] * 16)
+    sizes = simulate(sizer, random.Random(0), [0.0] * 16, steps=7)
+    assert sizes[0].nodes == 16
+    assert sizes[-1].nodes == 0
+
+
+def test_new_rows_are_judged_at_once() -> None:
+    sizer = TreeSizer(quick(token=0.1, level=0.1, rows=2), SHAPE, 0)
+    sizer.ranks.values = [0.7, 0.4, 0.2] + [0.0] * 13
+    hard, usual_rows = [row(AcceptanceHistory(1.0, 9.0))] * 2, usual(2)
+    for _ in range(8):
+        sizer.size(2, 2, hard)
+    assert sizer.stays_plain(2)
+    assert sizer.size(2, 2, usual_rows).nodes == 0
+    sizer.choose_anew()
+    assert not sizer.stays_plain(2)
+    assert sizer.size(2, 2, usual_rows).nodes > 0
 
 
 def test_text_that_the_head_must_read_first_counts() -> None:

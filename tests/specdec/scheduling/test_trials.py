@@ -40,7 +40,7 @@ def test_a_run_of_plain_steps_goes_on_without_a_choice_and_with_the_same_outcome
             assert unasked.size(rows, rows, twins) == size
         ranks = [rank for rank in range(size.nodes) if random.Random(f"{step} {rank}").random() < true[rank]]
         for sizer, mine in ((asked, records), (unasked, twins)) if size.nodes else ():
-            sizer.learn([TreeOutcome(size.nodes, ranks, row.history) for row in mine[: size.trees]])
+            sizer.learn([TreeOutcome(size.nodes, size.nodes, ranks, row.history) for row in mine[: size.trees]])
     assert not unasked.goes_on_plainly(rows + 1)
     assert skipped > 400 or max(true) > 0.1
 
