@@ -66,7 +66,8 @@ def empty_walk(rows: int, max_depth: int, device: torch.device) -> Walk:
     )
 
 
-@triton.jit(do_not_specialize=["max_depth"])
+# The columns of a table of nodes may begin anywhere.
+@triton.jit(do_not_specialize=["max_depth"], do_not_specialize_on_alignment=["p_tokens", "p_parents"])
 def coupled_walk_kernel(
     p_best,  # [rows + nodes, PARTS]: keys
     p_tokens,  # [nodes]

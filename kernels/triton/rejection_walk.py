@@ -69,7 +69,8 @@ def rejection_walk(scores: Tensor, draft_probs: DraftProbs | None, trees: Packed
     return walk
 
 
-@triton.jit(do_not_specialize=["max_depth"])
+# The columns of a table of nodes may begin anywhere.
+@triton.jit(do_not_specialize=["max_depth"], do_not_specialize_on_alignment=["p_tokens", "p_parents", "p_draft_rows"])
 def rejection_walk_kernel(
     p_scores,  # [rows + nodes, VOCAB]
     p_best,  # [rows + nodes, COUNT]: keys of parts

@@ -16,9 +16,10 @@ from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.types import NO_TOKEN, Acceptance, NoiseColumns, PackedTrees
 from specdec.verify import packed_walks
 from tests.kernels.kernel_checks import DEVICE, poisoned_outputs
-from tests.kernels.walk_batches import as_lists
+from tests.kernels.walk_batches import as_lists, with_nodes_at
 from tests.strategies import draft_trees, seeds
 from tests.trees import chain_of
+from tests.triton_launches import recorded_launches
 
 VOCAB = 12
 
@@ -140,6 +141,15 @@ def test_the_tokens_are_those_of_the_argmax_with_noise(many: list[DraftTree], se
         start += 1 + len(tree)
     trees = packed(many, max(map(len, many)), depth)
     assert as_lists(coupled_walk(scores.to(DEVICE), trees, noise)) == expected
+
+
+def test_one_form_is_compiled_wherever_nodes_begin() -> None:
+    """Another would be compiled while serving."""
+    trees, (scores, noise) = packed([chain_of([1, 2, 3])], 3, 3), scores_for([1, 2, 3, 4], VOCAB)
+    with recorded_launches() as found:
+        outcomes = [as_lists(coupled_walk(scores, with_nodes_at(trees, offset), noise)) for offset in (0, 1, 2, 3)]
+    assert outcomes == [[([0, 1, 2], 3, 4)]] * 4
+    assert len([launch for launch in found.values() if "coupled_walk" in launch.kernel]) == 1
 
 
 def test_of_equal_siblings_the_first_is_taken() -> None:

@@ -20,10 +20,22 @@ from specdec.kernels.types.types import DraftProbs, Stream
 from specdec.verify import packed_walks
 from specdec.verify.noise import uniforms
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
-from tests.kernels.walk_batches import NAN, NEVER, TOO_NEAR, Batch, as_lists, batch, in_order, margin, verified
+from tests.kernels.walk_batches import (
+    NAN,
+    NEVER,
+    TOO_NEAR,
+    Batch,
+    as_lists,
+    batch,
+    in_order,
+    margin,
+    verified,
+    with_nodes_at,
+)
 from tests.profiles import num_cases
 from tests.strategies import draft_trees, seeds
 from tests.trees import chain_of
+from tests.triton_launches import recorded_launches
 
 pytestmark = pytest.mark.slow
 
@@ -295,3 +307,16 @@ def test_laws_may_lie_in_any_order(many: list[DraftTree], seed: int) -> None:
     laws = DraftProbs(arguments["draft_probs"].table[order.to(DEVICE)], rows.to(DEVICE))
     for walk in (rejection_walk, packed_walks.rejection_walk):
         assert as_lists(walk(**{**arguments, "draft_probs": laws})) == as_lists(walk(**arguments))
+
+
+@pytest.mark.parametrize("has_draft", [False, True])
+def test_one_form_is_compiled_wherever_nodes_begin(has_draft: bool) -> None:
+    """Another would be compiled while serving."""
+    arguments = batch([chain_of([1, 2, 3]), chain_of([4])], 17, 5, has_draft).arguments()
+    with recorded_launches() as found:
+        outcomes = [
+            as_lists(rejection_walk(**{**arguments, "trees": with_nodes_at(arguments["trees"], offset)}))
+            for offset in (0, 1, 2, 3)
+        ]
+    assert outcomes == outcomes[:1] * 4
+    assert len([launch for launch in found.values() if "rejection_walk" in launch.kernel]) == 1

@@ -162,3 +162,14 @@ def margin(given_batch: Batch, row: int, rule: Rule = walk_rejection) -> float:
 
     given_batch.only(row).walks(spied)
     return margins[0] if margins else 1.0
+
+
+def with_nodes_at(trees: PackedTrees, offset: int) -> PackedTrees:
+    """Return the trees with nodes that begin so far in their memory, as columns of a table do."""
+
+    def moved(part: Tensor) -> Tensor:
+        memory = part.new_zeros(offset + len(part))
+        memory[offset:] = part
+        return memory[offset:]
+
+    return trees._replace(tokens=moved(trees.tokens), parents=moved(trees.parents))
