@@ -33,7 +33,7 @@ def subjects(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
 
 
 def _coupled_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
-    """Of greedy rows, whose scores are drawn, but for the tokens that are emitted."""
+    """Walk trees of greedy rows. Scores are random, with the emitted tokens above all others."""
     chance = random.Random(rows)
     trees = [random_tree(sizes.tree, chance) for _ in range(rows)]
     emitted = [token for tree in trees for token in _emitted(tree, chance)]
@@ -58,7 +58,7 @@ def _packed(trees: list[DraftTree], sizes: Sizes, device: torch.device) -> Packe
 
 
 def _commit(sizes: Sizes, rows: int, device: torch.device) -> Case:
-    """Of one random path per request, anywhere in its tree; all rows are drafted for next."""
+    """Commit one random accepted path per request. The next trees are drafted for all requests."""
     chance, depth, most = random.Random(rows), sizes.tree.depth, sizes.tree.nodes
     trees = [random_tree(sizes.tree, chance) for _ in range(rows)]
     paths = [path_of(tree, chance.randrange(len(tree))) for tree in trees]

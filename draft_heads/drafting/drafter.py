@@ -55,7 +55,7 @@ class DraftRow(NamedTuple):
 
     @property
     def drafts(self) -> bool:
-        """Whether the row gets a tree: it has nodes, and the drafter's cache reaches its last known token."""
+        """Return whether the row gets a tree: it may have nodes, and the drafter reads all its known tokens."""
         return self.num_nodes > 0 and self.max_depth > 0 and self.draft_prefill_end == len(self.token_ids)
 
     @property

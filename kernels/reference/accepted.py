@@ -1,4 +1,4 @@
-"""What follows the acceptance of drafts, in plain torch: the reference of the Triton kernel."""
+"""Moves accepted cache entries and writes new tokens, in plain torch: the reference of the Triton kernel."""
 
 from collections.abc import Sequence
 

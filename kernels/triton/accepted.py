@@ -1,5 +1,5 @@
 # mypy: allow-incomplete-defs, allow-untyped-defs, allow-untyped-decorators
-"""What follows the acceptance of drafts: accepted cache entries move, and new tokens go where they are read next."""
+"""Moves accepted cache entries, and writes new tokens to the inputs of the next drafting."""
 
 from collections.abc import Sequence
 

@@ -101,7 +101,7 @@ def coupled_walk_kernel(
     length = tl.full([], 0, tl.int32)
     emitted = tl.full([], -1, tl.int64)
     while node < BLOCK:
-        # Parts are joined where the path comes along: nobody asks for the tokens of most nodes.
+        # Only nodes on the path need their token, so parts are joined here.
         emitted = best_token(p_best + node * PARTS, PARTS, BLOCK_PARTS)
         m_next = (b_parents == node) & (b_tokens == emitted) & (emitted >= 0) & (length < max_depth)
         following = tl.min(tl.where(m_next, o_node, BLOCK), 0)

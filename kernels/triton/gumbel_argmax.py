@@ -103,7 +103,7 @@ def best_of_part_kernel(
         b_scores += gumbel(token_words(i_part * BLOCK, seed, sample_index, position, 0, 0, BLOCK))
     # NaN as infinity: neither is an answer, and no finite score may hide either.
     b_scores = tl.where(b_scores == b_scores, b_scores, INFINITY)
-    # What lies beyond the vocabulary is -inf and has the highest ids, and so comes last.
+    # Padding beyond the vocabulary is -inf with the highest ids, so it ranks last.
     tl.store(p_best + i_row * tl.num_programs(1) + i_part, tl.max(score_keys(b_scores, o_token), 0))
 
 

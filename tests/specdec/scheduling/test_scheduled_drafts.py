@@ -104,6 +104,20 @@ def test_one_row_in_turn_gets_the_largest_tree_now_and_then() -> None:
     assert all(row[1] < 6 for rows in both for row in rows)
 
 
+def test_trees_are_chosen_anew_once_a_fifth_of_the_requests_are_others() -> None:
+    scheduler = make(300, shape=TREE, step_cost=costs(0.12), prefill_stretch=0)
+    sizer, chosen = scheduler.tree_sizer, []
+    assert sizer is not None
+    choose = sizer.choose_anew
+    sizer.choose_anew = lambda: (chosen.append(len(scheduler.running)), choose())[1]  # type: ignore[method-assign]
+    for name in "abcdef":
+        ask(scheduler, name, 2, most=400)
+        for _ in range(3):
+            step(scheduler)
+    # The fifth request is no more than a fifth of them, the last two are.
+    assert chosen == [1, 2, 3, 4, 6]
+
+
 def test_a_request_bounds_its_own_trees_or_has_none() -> None:
     scheduler = make(shape=TREE, max_num_batched_tokens=64)
     asked = {"a": Speculation(max_nodes=2), "b": Speculation(enabled=False), "c": Speculation(max_depth=1)}
