@@ -2,13 +2,14 @@
 
     python -m benchmarks.never_slower --minutes 20
     python -m benchmarks.never_slower --model FOLDER/target --draft FOLDER/eagle3 --name never_slower_wide
+    python -m benchmarks.never_slower --model smollm2 --draft HEAD --dataset FILE --name never_slower_smollm2
 
-FOLDER is what `python -m benchmarks.widen` wrote. A cell is a text and a batch size. As many requests run at any time,
-of a half to one and a half times `--max-tokens`, the same in every mode: with equal lengths, plain decoding would end
-its requests together and read the next prompts in one step, which no load of a server does. A run ends after 85 % of
-all tokens: then every mode has read all prompts. The others are plain decoding by an engine without a head, and trees
-of each fixed size. Adaptive trees begin every run as in a new engine, with the costs measured at start and the values
-that the head ships, so their time includes learning.
+FOLDER is what `python -m benchmarks.widen` wrote, FILE Spec-Bench's, whose kinds take turns. A cell is a text and a
+batch size. As many requests run at any time, of a half to one and a half times `--max-tokens`, the same in every mode:
+with equal lengths, plain decoding would end its requests together and read the next prompts in one step, which no load
+of a server does. A run ends after 85 % of all tokens: then every mode has read all prompts. The others are plain
+decoding by an engine without a head, and trees of each fixed size. Adaptive trees begin every run as in a new engine,
+with the costs measured at start and the values that the head ships, so their time includes learning.
 
 A machine's speed changes within seconds, so the modes of a cell run side by side, each in an engine of its own: a
 tenth of a second of one, then of the next. Rounds go through all cells until the time is over, each with new engines:
@@ -24,6 +25,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +36,7 @@ from rich.table import Table
 from benchmarks.report import read_prompts, write
 from specdec import LLM, SamplingParams, Speculation
 from specdec.bench.environment import shown_path
+from specdec.bench.prompt_file import read_prompt_file
 from specdec.config import DEMO, DEMO_HEAD
 from specdec.scheduling.rank_values import read_values
 from specdec.scheduling.tree_sizer import TreeSizer
@@ -101,6 +105,14 @@ class Mode:
             engine.step()
 
 
+def in_turns(file: Path) -> list[list[dict[str, str]]]:
+    """Return the prompts of a file as conversations: one of each category, then the next of each."""
+    by_category: dict[str, list[list[dict[str, str]]]] = defaultdict(list)
+    for prompt in read_prompt_file(file, False, "--dataset"):
+        by_category[prompt.category].append(prompt.messages or [{"role": "user", "content": prompt.text}])
+    return [prompt for turn in zip_longest(*by_category.values()) for prompt in turn if prompt is not None]
+
+
 def side_by_side(
     modes: Sequence[Mode], prompts: Sequence[list[int]], params: SamplingParams, batch: int
 ) -> dict[str, float]:
@@ -135,6 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(DEMO / "target"), help="target folder")
     parser.add_argument("--draft", default=str(DEMO_HEAD), help="head folder")
+    parser.add_argument("--dataset", type=Path, nargs="*", help="prompts as `specdec bench` reads them")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
@@ -151,15 +164,17 @@ def main() -> None:
     seconds: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     end, rounds = time.perf_counter() + 60 * args.minutes, 0
     modes = list[Mode]()
+    given = {file.stem: in_turns(file) for file in args.dataset or ()}
+    texts = given or {name: read_prompts(name) for name in FILES}
     while rounds == 0 or time.perf_counter() < end:
         modes.clear()
         # Each round begins with another mode, whose engine is made first: later ones find less memory in large pages.
         turn = rounds % len(names)
         modes += [Mode(name, args.model, args.draft, settings) for name in names[turn:] + names[:turn]]
         plain, adaptive = (next(mode.llm for mode in modes if mode.name == name) for name in (PLAIN, ADAPTIVE))
-        prompts = {text: [plain.chat_prompt(messages) for messages in read_prompts(text)] for text in FILES}
-        side_by_side(modes, prompts[FILES[0]][:4], params, 4)
-        for text in FILES:
+        prompts = {name: [plain.chat_prompt(messages) for messages in text] for name, text in texts.items()}
+        side_by_side(modes, next(iter(prompts.values()))[:4], params, 4)
+        for text in texts:
             for batch in args.batches:
                 own = (prompts[text] * 3)[: max(args.requests, 3 * batch)]
                 for name, each in side_by_side(modes, own, params, batch).items():

@@ -1,8 +1,7 @@
 """Which implementation of each operation a device runs."""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import get_args
@@ -34,9 +33,34 @@ from specdec.kernels.types.product import Product
 from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.types.settings import KernelChoice, Quantization
 from specdec.kernels.types.tree_search import SearchKernels
-from specdec.kernels.types.types import DTYPES, Candidates, KernelLimits, NoiseRows, NoiseSource, Stream, TopK
+from specdec.kernels.types.types import (
+    DTYPES,
+    Candidates,
+    EntryMoves,
+    KernelLimits,
+    NoiseRows,
+    NoiseSource,
+    Stream,
+    TopK,
+)
 
 logger = logging.getLogger(__name__)
+
+
+class LimitedThreads:
+    """Holds torch to a number of threads meanwhile, None for all; may be entered again once it is left."""
+
+    def __init__(self, most: int | None) -> None:
+        self.most, self._before = most, 0
+
+    def __enter__(self) -> None:
+        self._before = torch.get_num_threads()
+        if self.most is not None and self._before > self.most:
+            torch.set_num_threads(self.most)
+
+    def __exit__(self, *_: object) -> None:
+        if self.most is not None and self._before > self.most:
+            torch.set_num_threads(self._before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +75,8 @@ class KernelSet:
         on_device: whether drafting and verification stay on the device without waiting for it, so that trees are kept
             there and graphs can be captured; otherwise the host works on lists, which is faster on a CPU.
         projection: prepares products with a weight `[out_features, in_features]` and a bias or None.
+        entry_moves: takes tensors `[layers, slots, …]`, contiguous within each layer, that stay where they are; returns
+            what copies entries of all of them between slots, as `specdec.kernels.triton.kv_copy.move_kv` does.
         search: of draft trees.
         grouped_lora: adds what adapters make of a product's inputs, where products are called one by one.
         walks: acceptance rules over a batch.
@@ -70,7 +96,7 @@ class KernelSet:
     silu_and_mul: Callable[[Tensor], Tensor]
     rotary_store: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, Tensor | None], Tensor]
     tree_attention: Callable[[Tensor, Tensor, RaggedRows, float, int, Tensor | None, Tensor | None], Tensor]
-    move_kv: Callable[[Tensor, Tensor, Tensor], None]
+    entry_moves: Callable[[Sequence[Tensor]], EntryMoves]
     copy_blocks: Callable[[Tensor, Tensor, Tensor, int], None]
     copy_between: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     filter_logits: Callable[[Tensor, Tensor], Tensor]
@@ -82,18 +108,9 @@ class KernelSet:
     torch_threads: int | None = None
     noise: NoiseSource | None = None
 
-    @contextmanager
-    def limited_threads(self) -> Iterator[None]:
-        """Hold torch to `torch_threads` meanwhile."""
-        before = torch.get_num_threads()
-        if self.torch_threads is None or before <= self.torch_threads:
-            yield
-            return
-        torch.set_num_threads(self.torch_threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+    def limited_threads(self) -> "LimitedThreads":
+        """Return what holds torch to `torch_threads` meanwhile."""
+        return LimitedThreads(self.torch_threads)
 
     def check_model(self, head_dim: int, group: int) -> None:
         """Refuse what attention was not made for.
@@ -143,7 +160,7 @@ def torch_kernels(noise: NoiseSource) -> KernelSet:
         silu_and_mul=elementwise_reference.silu_and_mul,
         rotary_store=rotary_store_reference.rotary_store,
         tree_attention=tree_attention_reference.tree_attention,
-        move_kv=kv_copy_reference.move_kv,
+        entry_moves=kv_copy_reference.entry_moves,
         copy_blocks=kv_copy_reference.copy_blocks,
         copy_between=kv_copy_reference.copy_between,
         filter_logits=logit_filters_reference.filter_logits,
@@ -181,7 +198,7 @@ def native_kernels(noise: NoiseSource, library: Library, quantization: Quantizat
         rms_norm=operations.rms_norm,
         tree_attention=operations.tree_attention,
         filter_logits=operations.filter_logits,
-        move_kv=operations.move_kv,
+        entry_moves=operations.entry_moves,
     )
 
 
@@ -278,7 +295,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         silu_and_mul=elementwise.silu_and_mul,
         rotary_store=rotary_store.rotary_store,
         tree_attention=tree_attention.tree_attention,
-        move_kv=kv_copy.move_kv,
+        entry_moves=partial(kv_copy_reference.entry_moves, move=kv_copy.move_kv),
         copy_blocks=kv_copy.copy_blocks,
         copy_between=kv_copy.copy_between,
         filter_logits=logit_filters.filter_logits,

@@ -74,6 +74,19 @@ class Device:
         self.streams = Streams(torch.device("cuda", index))
 
 
+class Current:
+    """Makes a device the one that is entered; may be entered again once it is left."""
+
+    def __init__(self, entered: list[Device], device: Device) -> None:
+        self._entered, self._device = entered, device
+
+    def __enter__(self) -> None:
+        self._entered.append(self._device)
+
+    def __exit__(self, *_: object) -> None:
+        self._entered.pop()
+
+
 class SimulatedGPU(TorchFunctionMode):
     """The GPUs of a machine. It handles every torch function that is called while it is entered.
 
@@ -237,15 +250,9 @@ class SimulatedGPU(TorchFunctionMode):
         graph.forget()
         with_counts(graph, self.counts)
 
-    @contextmanager
-    def be_current(self, device: torch.device | int) -> Iterator[None]:
+    def be_current(self, device: torch.device | int) -> "Current":
         """Replace `torch.cuda.device`."""
-        index = device if isinstance(device, int) else device.index
-        self._entered.append(self.devices[index])
-        try:
-            yield
-        finally:
-            self._entered.pop()
+        return Current(self._entered, self.devices[device if isinstance(device, int) else device.index])
 
     @contextmanager
     def choose(self, stream: SimulatedStream) -> Iterator[None]:

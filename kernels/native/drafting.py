@@ -49,8 +49,19 @@ class NativeTrees(ABC):
 
     def __init__(self, library: Library, noise: NoiseSource, vocab_size: int, cache: DraftingCache) -> None:
         self.library, self.noise, self.vocab_size, self.cache = library, noise, vocab_size, cache
-        self._layout = cache_layout(cache.kv)
-        self._addresses = cache.features.data_ptr() or None, cache.rotary.data_ptr(), cache.kv.data_ptr()
+        bytes_of_layer, kind, bytes_of_slot = cache_layout(cache.kv)
+        # Of every call; what differs is set by `__call__`.
+        self._fields = DraftingFields(
+            width=cache.width,
+            block_size=cache.block_size,
+            first=cache.first,
+            kv_bytes=bytes_of_layer,
+            kv_kind=kind,
+            slot_bytes=bytes_of_slot,
+            features=cache.features.data_ptr() or None,
+            rotary=cache.rotary.data_ptr(),
+            kv=cache.kv.data_ptr(),
+        )
 
     @abstractmethod
     def _draft(self, drafting: DraftingFields) -> None:
@@ -67,7 +78,7 @@ class NativeTrees(ABC):
         drafts = [row.num_nodes > 0 and row.depth > 0 for row in rows]
         # The library wants rows with trees first.
         order = sorted(range(len(rows)), key=lambda row: not drafts[row])
-        ordered, trees, cache = [rows[i] for i in order], sum(drafts), self.cache
+        ordered, trees = [rows[i] for i in order], sum(drafts)
         with_trees = ordered[:trees]
         tables, blocks = padded_tables([row.block_table for row in ordered])
         budgets = [row.num_nodes for row in with_trees]
@@ -94,27 +105,16 @@ class NativeTrees(ABC):
         if any(row.adapter for row in rows):
             assert self.adapters is not None
             adapters = self.adapters.addresses([row.adapter for row in ordered])
-        self._draft(
-            DraftingFields(
-                len(rows),
-                trees,
-                cache.width,
-                blocks,
-                cache.block_size,
-                cache.first,
-                *self._layout,
-                most,
-                least_reach,
-                *lists[4:],
-                *self._addresses,
-                None if temperatures is None else temperatures.data_ptr(),
-                None if limits is None else limits.data_ptr(),
-                None if noise is None else address_of(noise),
-                *lists[:4],
-                address_of(values),
-                None if adapters is None else address_of(adapters),
-            ),
-        )
+        given = self._fields
+        given.rows, given.trees, given.table_blocks = len(rows), trees, blocks
+        given.most, given.least_reach = most, least_reach
+        given.sizes, given.nodes, given.parents, given.ranks = lists[:4]
+        given.tokens, given.starts, given.ends, given.firsts, given.tables, given.budgets, given.depths = lists[4:]
+        given.temperatures = None if temperatures is None else temperatures.data_ptr()
+        given.limits = None if limits is None else limits.data_ptr()
+        given.noise = None if noise is None else address_of(noise)
+        given.values, given.adapters = address_of(values), None if adapters is None else address_of(adapters)
+        self._draft(given)
         found = [NO_DRAFTS] * len(rows)
         for place, row, size in zip(range(0, trees * most, most or 1), order, written[:trees], strict=False):
             begins = (trees + part * trees * most + place for part in range(3))

@@ -373,11 +373,16 @@ class Library:
         """Walk down each row's tree; the arrays that `given` names last are written."""
         _check(self._walk(self._context, given))
 
-    def move(self, kv: Tensor, source: Tensor, target: Tensor) -> None:
-        """Copy entries of `kv` `[layers, slots, …]`, contiguous, between slots; all are read before any is written."""
-        layers, slots = kv.stride(0) * kv.element_size(), kv.stride(1) * kv.element_size()
-        places = (kv.data_ptr(), kv.shape[0], layers, slots, len(source), source.data_ptr(), target.data_ptr())
-        _check(self._move(self._context, *places))
+    def move(
+        self, kv: int, layers: int, layer_bytes: int, slot_bytes: int, count: int, source: int, target: int
+    ) -> None:
+        """Copy entries between slots of layers; all are read before any is written.
+
+        Args:
+            kv: where the first layer lies.
+            source: where the numbers of `count` slots lie; `target` likewise.
+        """
+        _check(self._move(self._context, kv, layers, layer_bytes, slot_bytes, count, source, target))
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """Norm the last dimension of `x`, contiguous, with a float32 weight."""

@@ -16,12 +16,14 @@ from specdec.kernels.native.library import (
     StepFields,
     address_of,
     cache_layout,
+    joined,
 )
 from specdec.kernels.native.packed_matrix import PackedMatrix, blocks_in_turn
 from specdec.kernels.types.fused import LayerWeights
 from specdec.kernels.types.quantized_tensor import QuantizedTensor
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.settings import Quantization
+from specdec.kernels.types.types import EntryMoves
 
 
 class RowAdapters(Protocol):
@@ -272,6 +274,25 @@ class NativeOperations:
         self.library.filter(given, limits.contiguous())
         return scores if given is scores else scores.copy_(given)
 
-    def move_kv(self, kv: Tensor, source: Tensor, target: Tensor) -> None:
-        """See `specdec.kernels.triton.kv_copy`."""
-        self.library.move(kv, source, target)
+    def entry_moves(self, parts: Sequence[Tensor]) -> EntryMoves:
+        """See `KernelSet.entry_moves`."""
+        return NativeMoves(self.library, parts)
+
+
+class NativeMoves:
+    """Moves of cache entries between slots, of all tensors given."""
+
+    def __init__(self, library: Library, parts: Sequence[Tensor]) -> None:
+        self.library, self._parts = library, list(parts)
+        # Asked once: the tensors stay where they are.
+        self._places = [
+            (part.data_ptr(), part.shape[0], part.stride(0) * part.element_size(), part.stride(1) * part.element_size())
+            for part in parts
+        ]
+
+    def __call__(self, source: Sequence[int], target: Sequence[int]) -> None:
+        kept, ends = joined(source, target)
+        for place in self._places:
+            self.library.move(*place, len(source), *ends)
+        # Until here the library reads them.
+        del kept

@@ -1,6 +1,7 @@
 """A pass of the target by the compiled library, packing included."""
 
 from collections.abc import Callable, Sequence
+from sys import getrefcount
 
 from torch import Tensor
 
@@ -22,6 +23,10 @@ from specdec.kernels.types.tree import DraftTree, TreeRow
 
 NO_CALLS = BEFORE_LAYER()
 NO_FEATURES, STATES_AS_FEATURES, TAPS_AS_FEATURES = range(3)
+# Rows of logits at most whose memory is kept: beside larger passes a new tensor costs nothing.
+MOST_KEPT = 16
+# What counts as holding logits that only their owner holds: it, a local variable and the argument of `getrefcount`.
+UNSHARED = 3
 
 
 class NativeTarget:
@@ -44,10 +49,24 @@ class NativeTarget:
         table, packed, embedding = embedding_fields(library, weights.embedding)
         self._kept = (weights, layers, pointers, tapped, embedding, norm)
         self._vocab_size, self._adapters = weights.output.size, layers[0].adapters
-        self._layout = cache_layout(cache.kv)
-        self._addresses = [
+        self._none = self._logits = cache.rotary.new_empty(0, self._vocab_size)
+        self._rows, self._address = 0, 0
+        bytes_of_layer, kind, bytes_of_slot = cache_layout(cache.kv)
+        rotary, kv, scales, features_kept = (
             None if part is None else part.data_ptr() for part in (cache.rotary, cache.kv, cache.scales, cache.features)
-        ]
+        )
+        # Of every pass; what differs is set by `__call__`.
+        self._pass = PassFields(
+            block_size=cache.block_size,
+            kv_bytes=bytes_of_layer,
+            kv_kind=kind,
+            slot_bytes=bytes_of_slot,
+            rotary=rotary,
+            kv=kv,
+            kv_scales=scales,
+            feature_cache=features_kept,
+            before_layer=NO_CALLS,
+        )
         self._target = TargetFields(
             weights.embedding.shape[1],
             len(layers),
@@ -74,34 +93,40 @@ class NativeTarget:
             packed += tree.tokens
             parents += tree.parents
         known, nodes = [len(row.tokens) for row in rows], [len(tree.tokens) for tree in trees]
-        cached, scored, cache = [row.num_cached for row in rows], [row.num_scored for row in rows], self.cache
+        cached, scored = [row.num_cached for row in rows], [row.num_scored for row in rows]
         kept, lists = joined(packed, cached, known, nodes, scored, tables, parents)
-        adapters = [row.adapter for row in rows]
-        spans = numbers([])
-        if any(adapters):
+        given = self._pass
+        given.requests, given.table_blocks = len(rows), blocks
+        given.tokens, given.cached, given.known, given.nodes, given.scored, given.tables, given.parents = lists
+        given.spans, given.adapted, spans = 0, None, None
+        if any(adapters := [row.adapter for row in rows]):
             assert self._adapters is not None
             spans = self._adapters.spans(adapters, [own + drafted for own, drafted in zip(known, nodes, strict=True)])
-        logits = cache.rotary.new_empty(sum(scored) + len(parents), self._vocab_size)
-        calls = None if before_layer is None else _Calls(before_layer)
-        self.library.target_pass(
-            self._target,
-            PassFields(
-                len(rows),
-                blocks,
-                cache.block_size,
-                *self._layout,
-                *lists,
-                *self._addresses,
-                logits.data_ptr(),
-                NO_CALLS if calls is None else calls.pointer,
-                len(spans) // 3,
-                address_of(spans) if spans else None,
-            ),
-        )
-        # Until here the library reads them.
-        del kept
-        if calls is not None:
+            given.spans, given.adapted = len(spans) // 3, address_of(spans)
+        logits = self._logits_of(sum(scored) + len(parents))
+        given.logits = self._address
+        if before_layer is None:
+            self.library.target_pass(self._target, given)
+        else:
+            calls = _Calls(before_layer)
+            given.before_layer = calls.pointer
+            self.library.target_pass(self._target, given)
+            given.before_layer = NO_CALLS
             calls.check()
+        # Until here the library reads them.
+        del kept, spans
+        return logits
+
+    def _logits_of(self, rows: int) -> Tensor:
+        """Return memory for logits: that of the last pass where it had as many rows and nobody holds it any more.
+
+        The weights of a pass drive torch's code out of the caches, so that a new tensor takes tens of microseconds.
+        """
+        logits = self._logits
+        if rows != self._rows or getrefcount(logits) > UNSHARED:
+            logits = self.cache.rotary.new_empty(rows, self._vocab_size)
+            self._address = logits.data_ptr()
+            self._logits, self._rows = (logits, rows) if rows <= MOST_KEPT else (self._none, 0)
         return logits
 
 

@@ -25,6 +25,7 @@ class NativeWalks:
 
     def __init__(self, library: Library, noise: NoiseSource) -> None:
         self.library, self.noise = library, noise
+        self._fields = WalkFields()
 
     def coupled_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
         """See `Walks.coupled`; takes float32, bfloat16 and float16, and changes no scores."""
@@ -93,20 +94,22 @@ class NativeWalks:
             places,
             [0 if one is None else one.data_ptr() for one in tables],
         )
-        outputs, inputs, perhaps = lists[:3], lists[3:7], zip((keys, places, tables), lists[7:], strict=True)
-        self.library.walk(
-            WalkFields(
-                rule,
-                rows,
-                scores.shape[1],
-                KINDS[scores.dtype],
-                levels,
-                scores.data_ptr(),
-                *inputs,
-                *(address if part else None for part, address in perhaps),
-                *outputs,
-            )
+        given = self._fields
+        given.rule, given.rows, given.size, given.kind, given.levels = (
+            rule,
+            rows,
+            scores.shape[1],
+            KINDS[scores.dtype],
+            levels,
         )
+        given.scores = scores.data_ptr()
+        given.lengths, given.next_tokens, given.paths, given.nodes, given.sampled, given.tokens, given.parents = lists[
+            :7
+        ]
+        given.keys, given.noise, given.draft_probs = (
+            address if part else None for part, address in zip((keys, places, tables), lists[7:], strict=True)
+        )
+        self.library.walk(given)
         lengths, next_tokens = written[:rows], written[rows : 2 * rows]
         if not tokens:
             return [Acceptance((), token) for token in next_tokens]

@@ -136,6 +136,8 @@ class NoiseRows:
 
 
 # Writes the noise of keys: (keys, size, stream, lane, where that of each is to lie).
+# Copies entries of a cache from slots to slots, which may overlap.
+EntryMoves = Callable[[Sequence[int], Sequence[int]], None]
 NoiseMaker = Callable[[Sequence[NoiseKey], int, Stream, int, Sequence[int]], None]
 
 

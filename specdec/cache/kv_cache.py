@@ -127,6 +127,8 @@ class KVCache:
         if self.features is not None:
             self.parts["features"] = _by_block(self.features, 0, block_size)
         self._blocks = list(self.parts.values())
+        moved = [self._target.memory] if self.features is None else [self._target.memory, self.features[None]]
+        self._moves = kernels.entry_moves(moved)
         self.transfers: BlockTransfers | None = None
         self._host = [host_empty((num_host_blocks, *part.shape[1:]), part.dtype, device) for part in self._blocks]
 
@@ -145,16 +147,8 @@ class KVCache:
         self.features.index_copy_(0, slots, features)
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
-        """Copy the target's entries from slots `source` to slots `target`, which may overlap."""
-        packet = Packet(self.target.device)
-        sources, targets = packet.add(source), packet.add(target)
-        packet.send()
-        self._move_slots(sources, targets)
-
-    def _move_slots(self, sources: Tensor, targets: Tensor) -> None:
-        self.kernels.move_kv(self._target.memory, sources, targets)
-        if self.features is not None:
-            self.kernels.move_kv(self.features[None], sources, targets)
+        """Copy the target's entries and features from slots `source` to slots `target`, which may overlap."""
+        self._moves(source, target)
 
     def commit(self, walk: Walk, slots: Tensor, targets: Sequence[TokenTargets]) -> None:
         """Do the same with the accepted nodes of a walk on the device, and write the new tokens.

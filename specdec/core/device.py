@@ -1,6 +1,7 @@
 """Devices and dtypes by their names."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
@@ -37,6 +38,26 @@ def resolve_device(name: str) -> torch.device:
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Run kernels and events that name no device on this one of several GPUs."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+class StepScope:
+    """What holds while a step runs: inference mode, the device, a limit of torch's threads.
+
+    One for all steps, which may be entered again once it is left: behind a pass little code is in the processor's
+    caches, so what a step does once takes ten times as long as in a loop.
+    """
+
+    def __init__(self, device: torch.device, threads: AbstractContextManager[object]) -> None:
+        # Inference mode last, which cannot fail.
+        self._parts = on_device(device), threads, torch.inference_mode()
+
+    def __enter__(self) -> None:
+        for part in self._parts:
+            part.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for part in reversed(self._parts):
+            part.__exit__(*error)
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:

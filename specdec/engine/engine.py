@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import overload
 from weakref import WeakValueDictionary
 
-import torch
-
 from specdec.config import EngineConfig
 from specdec.core.commands import (
     Abort,
@@ -36,7 +34,7 @@ from specdec.core.commands import (
     UseGrammar,
     one_line,
 )
-from specdec.core.device import on_device
+from specdec.core.device import StepScope, on_device
 from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import BeamSearchParams
 from specdec.draft_heads.drafting.drafter import DraftRow
@@ -103,6 +101,7 @@ class LLMEngine:
         self._groups: WeakValueDictionary[str, RequestGroup] = WeakValueDictionary()
         self._null_block = scheduler.manager.pool.num_blocks
         self._observer = StepObserver(scheduler, executor.worker.device)
+        self._scope = StepScope(executor.worker.device, kernels.limited_threads())
         self._grammars = GrammarWriter()
         # Of the last plan, and what the coming step learns from.
         self._check = 0
@@ -320,7 +319,6 @@ class LLMEngine:
             with suppress(RankDeadError):
                 self.ranks.share(None)
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan, meanwhile: Callable[[], None] | None = None) -> list[Request]:
         """Run a step that the scheduler planned; return the requests that got tokens.
 
@@ -330,7 +328,7 @@ class LLMEngine:
         Args:
             meanwhile: called after the launch; a GPU computes the step in that time, a CPU has computed it.
         """
-        with self.ranks.together(), on_device(self.worker.device), self.kernels.limited_threads():
+        with self.ranks.together(), self._scope:
             try:
                 updated = self._run(plan, meanwhile)
             except BaseException:

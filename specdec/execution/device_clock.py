@@ -1,6 +1,7 @@
 """Time marks on a device, taken without waiting for it."""
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -8,10 +9,12 @@ import torch
 Mark = float | torch.cuda.Event
 
 
-def mark(device: torch.device) -> Mark:
-    """Mark the moment when the device has finished all work queued so far."""
-    if device.type != "cuda":
-        return time.perf_counter()
+def clock_of(device: torch.device) -> Callable[[], Mark]:
+    """Return what marks the moment when the device has finished all work queued so far."""
+    return _event if device.type == "cuda" else time.perf_counter
+
+
+def _event() -> Mark:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event

@@ -12,7 +12,7 @@ from specdec.draft_heads.drafting.chained_trees import add_chains
 from specdec.draft_heads.drafting.drafter import DraftAhead, Drafter, DraftRow
 from specdec.draft_heads.drafting.structured_drafts import without_forbidden
 from specdec.execution.accepted_moves import AcceptedMoves
-from specdec.execution.device_clock import Mark, mark
+from specdec.execution.device_clock import Mark, clock_of
 from specdec.execution.model_runner import ModelRunner
 from specdec.execution.step_order import StepOrder, StepOutcome
 from specdec.kernels.types.draft_trees import DraftTrees, HostTrees, PreparedWalk, WalkOutcome
@@ -108,6 +108,7 @@ class Worker:
     ) -> None:
         self.runner, self.drafter, self.verifier, self.graphs = runner, drafter, verifier, graphs
         self.device = runner.cache.target.device
+        self._mark = clock_of(self.device)
         self._drafted: DraftedStep | None = None
         self._launched: LaunchedStep | None = None
         # When drafting ahead for the coming step began and ended.
@@ -128,12 +129,12 @@ class Worker:
         self.move_blocks(order)
         drafts, late = _split(order)
         before, self._drafting = self._drafting, []
-        start = mark(self.device)
+        start = self._mark()
         packet = Packet(self.device)
         drafted = self.drafter.propose(drafts, packet)
         chained = add_chains(drafted, order.chains, self.device)
         trees = without_forbidden(chained, [row.context for row in order.drafts])
-        self._drafted = DraftedStep(order, trees, late, [*before, (start, mark(self.device))], packet)
+        self._drafted = DraftedStep(order, trees, late, [*before, (start, self._mark())], packet)
         return trees
 
     def move_blocks(self, order: StepOrder) -> None:
@@ -156,9 +157,9 @@ class Worker:
             logits = launched.logits_of([row.context for row in order.drafts])
         self._launched = LaunchedStep(logits, verification)
         if late:
-            start = mark(self.device)
+            start = self._mark()
             self.drafter.propose(late)
-            drafting.append((start, mark(self.device)))
+            drafting.append((start, self._mark()))
 
     def finish(self) -> StepOutcome:
         """Verify the drafts of the launched step, and move accepted cache entries into place.
@@ -178,9 +179,9 @@ class Worker:
                 if drafts is None:
                     moves.make(outcome.walk)
                 else:
-                    start = mark(self.device)
+                    start = self._mark()
                     ahead = drafts.draft(outcome.walk, moves.make)
-                    self._drafting = [(start, mark(self.device))]
+                    self._drafting = [(start, self._mark())]
             if next_pass is not None:
                 self._next = next_pass(outcome)
             acceptances = outcome.read()
@@ -271,11 +272,12 @@ def _split(order: StepOrder) -> tuple[list[DraftRow], list[DraftRow]]:
 
 def _sampled_logits(order: StepOrder, trees: DraftTrees, logits: Tensor) -> Tensor:
     """Return the logits of the sampled rows' roots and nodes."""
-    sizes = trees.sizes if len(order.sampled) == len(order.parts) else [trees.sizes[row] for row in order.sampled]
-    if len(logits) == len(sizes) + sum(sizes):
+    # Told by the host's numbers: torch's code is not in the processor's caches behind a pass.
+    sizes, scored = trees.sizes, sum(part.num_scored for part in order.parts)
+    if scored == len(order.sampled) and sum(sizes) == sum(sizes[row] for row in order.sampled):
         return logits
-    spans = score_spans(order, trees.sizes)
-    return torch.cat([logits[spans[row].stop - 1 - trees.sizes[row] : spans[row].stop] for row in order.sampled])
+    spans = score_spans(order, sizes)
+    return torch.cat([logits[spans[row].stop - 1 - sizes[row] : spans[row].stop] for row in order.sampled])
 
 
 def score_spans(order: StepOrder, sizes: Sequence[int]) -> list[slice]:

@@ -149,5 +149,7 @@ def test_moves(own: Library, moves: list[tuple[int, int]]) -> None:
     source, target = (torch.tensor(slots) for slots in zip(*moves, strict=True))
     expected = kv.clone()
     kv_copy_reference.move_kv(expected, source, target)
-    NativeOperations(own).move_kv(kv, source, target)
+    features, others = kv[1].clone(), expected[1]
+    NativeOperations(own).entry_moves([kv, features[None]])(source.tolist(), target.tolist())
     assert kv.equal(expected)
+    assert features.equal(others)

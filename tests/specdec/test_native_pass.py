@@ -12,7 +12,7 @@ from specdec.draft_heads.heads.eagle3 import Eagle3Form
 from specdec.draft_heads.llama.mlp import GatedMLP
 from specdec.execution.model_runner import PreparedPass
 from specdec.kernels.native.library import library_file
-from specdec.kernels.types.draft_trees import DraftTrees
+from specdec.kernels.types.draft_trees import DraftTrees, HostTrees
 from specdec.kernels.types.tree import TreeRow
 from specdec.kernels.types.upload import Packet
 from tests.specdec.world import VOCAB, World
@@ -121,3 +121,25 @@ def test_layers_with_an_mlp_that_the_call_does_not_know_run_part_by_part(
         (output,) = llm.generate(prompts, params, use_tqdm=False)
         outputs.append(output.outputs[0].token_ids)
     assert outputs[0] == outputs[1]
+
+
+def test_logits_are_overwritten_once_nobody_holds_them(world: World) -> None:
+    llm = LLM(world.folder / "target", None, dtype="float32", kernels="native")
+    runner = llm.engine.worker.runner
+
+    def forward(token: int) -> Tensor:
+        row = TreeRow(tokens=[token], num_cached=0, block_table=[0], num_scored=1)
+        return runner.forward([row], HostTrees.empty(1))
+
+    with torch.inference_mode():
+        first = forward(5)
+        kept, second = first.clone(), forward(6)
+        assert first.equal(kept)
+        assert not second.equal(kept)
+        place, expected = second.data_ptr(), second.clone()
+        del second
+        third = forward(5)
+        assert third.data_ptr() == place
+        assert third.equal(kept)
+        del first, third
+        assert forward(6).equal(expected)
