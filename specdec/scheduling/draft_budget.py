@@ -63,7 +63,8 @@ class DraftBudget:
             return TreeSize(0, 0)
         if sizer is None:
             return TreeSize(self.shape.nodes, sum(request.may_draft for request in decoding))
-        if sum(request not in self._chosen_for for request in decoding) > MOST_NEW * len(decoding):
+        # Without Python's loop: it runs over the rows of each step.
+        if sum(map(self._chosen_for.__contains__, decoding)) < (1 - MOST_NEW) * len(decoding):
             self._chosen_for.clear()
             self._chosen_for.update(decoding)
             sizer.choose_anew()

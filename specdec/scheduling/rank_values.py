@@ -79,17 +79,20 @@ class RankValues:
             trees[nodes] += 1
             for rank in ranks:
                 hits[rank] += 1
-        self._seen = [max(PRIOR, seen * fading) for seen in self._seen]
+        known, values, in_trees = self._seen, self.values, self.drafted
         granted = drafted = 0
+        # Conditions in place of `min` and `max`: this runs over all ranks, and in each step.
         for rank in range(size - 1, -1, -1):
             # Number of trees that could have a node of this rank, and that have one.
             granted += whole[rank + 1]
             drafted += trees[rank + 1]
+            seen = known[rank] * fading
+            seen = (seen if seen > PRIOR else PRIOR) + granted
+            known[rank] = seen = seen if seen < MEMORY else MEMORY
             if granted:
-                self._seen[rank] = min(self._seen[rank] + granted, MEMORY)
-                share = min(1.0, granted / self._seen[rank])
-                self.values[rank] += share * (hits[rank] / granted - self.values[rank])
-                self.drafted[rank] += share * (drafted / granted - self.drafted[rank])
+                share = granted / seen if granted < seen else 1.0
+                values[rank] += share * (hits[rank] / granted - values[rank])
+                in_trees[rank] += share * (drafted / granted - in_trees[rank])
 
 
 def first_values(nodes: int) -> list[float]:

@@ -73,7 +73,9 @@ class StepPlanner:
             known = self._share(request, uncached, step)
             if known <= 0 or (known < uncached and step.partial_prefills >= self.config.max_num_partial_prefills):
                 return
-        while not self._reserve(request, known):
+        # `_reserve` written out, as this runs for each row of each step.
+        entries = request.num_cached + known + (request.least_nodes if known == uncached else 0)
+        while not self.manager.reserve(request, entries):
             if self._reclaim():
                 continue
             # What a preemption frees is for running requests, not for admissions.
