@@ -4,7 +4,7 @@ import math
 import sys
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -50,6 +50,8 @@ class Curve:
 # several steps, so measurements closer together than this many seconds are merged. Fewer are kept of what a prompt
 # adds, which changes with each of its chunks.
 KEPT, KEPT_OF_PREFILL, LEAST_SECONDS = 5, 3, 0.02
+# Measurements from which on a disturbance of one does not matter.
+SETTLED = 3
 # Total seconds of measured steps of one size from which on their cost counts as known.
 KNOWN_SECONDS = 0.005
 # Measurements whose mean is used.
@@ -107,8 +109,16 @@ class Ratio:
         else:
             self._seconds, self._predicted, self._began = seconds, predicted, clock
         self._last.append(max(self._seconds / self._predicted, LEAST))
-        known = sorted(self._last)
-        self.value = known[1 if len(known) > 2 else 0]
+        self.value = _low(self._last)
+
+    @property
+    def count(self) -> int:
+        """Measurements that the value is made of."""
+        return len(self._last)
+
+    def lean_on(self, other: "Ratio") -> None:
+        """Count a similar part's ratio, which was measured, as one more measurement of this one."""
+        self.value = _low([*self._last, _low(other._last)])
 
     def scale(self, factor: float) -> None:
         """Multiply all measurements."""
@@ -117,8 +127,17 @@ class Ratio:
         self._seconds *= factor
 
 
+def _low(measured: Iterable[float]) -> float:
+    known = sorted(measured)
+    return known[1 if len(known) >= SETTLED else 0]
+
+
 class Ratios:
-    """One `Ratio` for each power of two of rows; sizes that were not measured use the nearest one."""
+    """One `Ratio` for each power of two of rows; sizes that were not measured use the nearest one.
+
+    One that was measured less than three times leans on the nearest that was measured more often: under load most steps
+    compute prompts, so that some numbers of rows are measured once or twice, and then not again for long.
+    """
 
     def __init__(self) -> None:
         self._by_size: dict[int, Ratio] = {}
@@ -128,8 +147,8 @@ class Ratios:
     def at(self, rows: int) -> float:
         """Return the ratio for this number of rows."""
         size = rows.bit_length()
-        nearest = min(self._by_size, key=lambda known: abs(known - size), default=None)
-        return 1.0 if nearest is None else self._by_size[nearest].value
+        own = self._by_size.get(size) or self._nearest(size, list(self._by_size))
+        return 1.0 if own is None else own.value
 
     def knows(self, rows: int) -> bool:
         """Return whether enough steps of this size were measured to tell how long they take."""
@@ -143,6 +162,17 @@ class Ratios:
             return
         self._measured[size] += seconds
         self._at_size(rows).correct(seconds, predicted, clock)
+        for size, ratio in self._by_size.items():
+            if ratio.count < SETTLED:
+                more = [other for other, known in self._by_size.items() if known.count > ratio.count]
+                if nearest := self._nearest(size, more):
+                    ratio.lean_on(nearest)
+
+    def _nearest(self, size: int, others: Sequence[int]) -> Ratio | None:
+        """Return the ratio of the nearest of other sizes, of those that were measured if any was."""
+        measured = [other for other in others if self._by_size[other].count]
+        nearest = min(measured or others, key=lambda other: abs(other - size), default=None)
+        return None if nearest is None else self._by_size[nearest]
 
     def follow(self, rows: int, factor: float) -> None:
         """Change the ratio of a size by the factor by which the other kind of step changed there."""
