@@ -330,9 +330,10 @@ INLINE void unpack_groups(const matrix *m, int kind, const char *weight, int64_t
             _tile_dpbssd(g, 4, 5);                                                                                     \
     }
 
-/* Add the products of groups to the sums of `rows` rows from `row` on, which the first groups begin. */
+/* Multiply groups with `rows` rows from `row` on, and add the products of those from `begin` on to their sums, which the
+   first groups begin. */
 INLINE void add_tile_groups(const product *p, const row_places *at, int kind, const tile_groups *groups, int64_t row,
-                            int rows, float *sums) {
+                            int begin, int rows, float *sums) {
     const int64_t group = p->weight->group;
     const size_t stride = p->x_stride;
     const char *x = p->x + row * stride, *bytes = x + at->high + groups->first * group;
@@ -351,7 +352,7 @@ INLINE void add_tile_groups(const product *p, const row_places *at, int kind, co
     _tile_stored(1, parts[1], 64);
     _tile_stored(2, parts[2], 64);
     _tile_stored(3, parts[3], 64);
-    for (int r = 0; r < rows; r++) {
+    for (int r = begin; r < rows; r++) {
         vf sum = groups->first ? load(sums + r * BLOCK) : splat(0);
         for (int g = 0; g < groups->count; g++)
             sum = add_group(at, x + r * stride, groups->first + g, _mm512_load_si512(parts[g][2 * r]),
@@ -371,19 +372,18 @@ INLINE void multiply_bytes_in_tiles(const product *p, int kind, int64_t from, in
     const row_places at = places_of(m);
     float sums[ROWS_OF_SUMS * BLOCK] __attribute__((aligned(64)));
     tile_groups groups;
-    int shaped = 0;
+    const int both = 2 * (int)most, weights = INPUTS_TOGETHER / 4;
+    shape_tiles((int[]){both, both, both, both, both, weights, 1, 1}, 1 << 4, INPUTS_TOGETHER);
     for (int64_t block = begin; block < end; block++) {
         const char *weight = (const char *)m->weight + block * quantized_block_bytes(m);
         for (int64_t first = 0; first < num_groups; first += GROUPS_AT_ONCE) {
             unpack_groups(m, kind, weight, first, &groups);
             WRITTEN();
             for (int64_t row = 0; row < count; row += most) {
-                const int rows = (int)(count - row < most ? count - row : most);
-                if (rows != shaped) {
-                    const int both = 2 * (shaped = rows), weights = INPUTS_TOGETHER / 4;
-                    shape_tiles((int[]){both, both, both, both, both, weights, 1, 1}, 1 << 4, INPUTS_TOGETHER);
-                }
-                add_tile_groups(p, &at, kind, &groups, from + row, rows, sums + row * BLOCK);
+                /* A last tile with fewer rows of its own takes some of the one before again: giving tiles another shape
+                   takes longer than multiplying them. */
+                const int64_t start = row + most < count ? row : count - most;
+                add_tile_groups(p, &at, kind, &groups, from + start, (int)(row - start), (int)most, sums + start * BLOCK);
             }
         }
         for (int64_t row = 0; row < count; row++)

@@ -27,7 +27,9 @@ IN_PROPORTION = 1.25
 # Tokens of the pass that stands for recomputing a request.
 CHUNK = 256
 CONTEXT = 128
-TOKENS = (1, 4, 8, 16, 32, 64, 256)
+# Tokens of measured passes: where kernels take rows in tiles of 16, those of one row more cost much more.
+TOKENS = (1, 2, 4, 8, 16, 17, 32, 33, 64, 256)
+READ = (1, 4, 8, 16, 32, 64, 256)
 ROWS = (1, 8, 32)
 # A part that takes longer is not measured at larger sizes; its curve is extrapolated.
 LONGEST = 0.5
@@ -53,7 +55,7 @@ def measure_step_cost(executor: Executor, longest: int, shape: DraftShape | None
         trees = partial(dummy_draft_rows, cache, context=context, shape=shape)
         cost.first_level = _draft_curve(executor, partial(trees, depth=1), ROWS)
         cost.all_levels = _draft_curve(executor, partial(trees, depth=depth), ROWS)
-        sizes = [n for n in TOKENS if n < longest]
+        sizes = [n for n in READ if n < longest]
         cost.reading = _draft_curve(executor, lambda tokens: [dummy_reading_row(cache, tokens)], sizes)
     return cost
 
