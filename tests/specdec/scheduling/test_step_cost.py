@@ -118,6 +118,39 @@ def test_each_number_of_rows_has_a_correction_of_its_own() -> None:
     assert (cost.plain.at(1), cost.plain.at(8)) == pytest.approx((1.0, 3.0))
 
 
+def test_a_number_of_rows_that_was_seldom_measured_leans_on_the_nearest() -> None:
+    """Under load seven rows mostly run beside a prompt: a disturbed step of theirs would count for long."""
+    cost = make()
+
+    def measure(rows: int, nodes: int, factor: float, times: int) -> None:
+        for _ in range(times):
+            tokens = rows * (1 + nodes)
+            own = cost.passes(tokens) + cost.rows(rows)
+            cost.correct(MeasuredStep(rows, tokens, 0, factor * own, 0, 0, 0, 0.0))
+
+    measure(8, 0, 1.3, 9)
+    measure(8, 1, 1.3, 9)
+    assert (cost.plain.at(7), cost.checking.at(7)) == pytest.approx((1.3, 1.3))
+    # The first step of a size does not count, so this is one measurement.
+    measure(7, 1, 2.0, 2)
+    assert (cost.plain.at(7), cost.checking.at(7)) == pytest.approx((1.3, 1.3))
+    # What three of them say is its own.
+    measure(7, 1, 2.0, 2)
+    assert cost.checking.at(7) == pytest.approx(2.0)
+    assert (cost.plain.at(8), cost.checking.at(8)) == pytest.approx((1.3, 1.3))
+
+
+def test_numbers_of_rows_that_nobody_measured_are_no_neighbours() -> None:
+    """A ratio that merely followed that of the other kind of step is not preferred to a measured one."""
+    cost = make()
+    # Of two rows only steps with trees are measured, which their plain ones follow.
+    for _ in range(3):
+        cost.correct(MeasuredStep(2, 8, 0, cost.passes(8) + cost.rows(2), 0, 0, 0, 0.0))
+    for _ in range(9):
+        cost.correct(MeasuredStep(8, 8, 0, 1.5 * (cost.passes(8) + cost.rows(8)), 0, 0, 0, 0.0))
+    assert cost.plain.at(7) == pytest.approx(1.5)
+
+
 def test_steps_with_trees_are_taken_to_last_as_much_longer_as_plain_ones_until_they_are_measured() -> None:
     """Contexts grow, and other programs run. Measured costs of an empty machine would make trees look cheap."""
     cost = make()
