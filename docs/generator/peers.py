@@ -1,4 +1,4 @@
-"""Tables of speeds beside llama.cpp, from what `benchmarks/peers.sh` measured."""
+"""Tables of speeds beside other engines, from what `benchmarks/peers.sh` measured."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,20 +8,22 @@ from docs.generator.results import read, script_source
 
 # Results of `benchmarks/peers.sh`, and what each measures.
 PEERS = {
+    "smollm2": "SmolLM2-135M-Instruct, one request",
+    "smollm2_batch8": "the same, 8 requests",
+    "smollm2_q4_1": "the same as shipped, in Q4_1, one request",
     "wide": "widened demo target (256M), one request",
     "wide_batch8": "the same, 8 requests",
     "demo": "demo target (8.4M), one request",
     "demo_batch8": "the same, 8 requests",
-    "smollm2": "SmolLM2-135M-Instruct, one request",
-    "smollm2_batch8": "the same, 8 requests",
 }
-# Those of weights as a GGUF file stores them, which the README's table leaves out.
-STORED = {"smollm2_q4_1": "SmolLM2-135M-Instruct as shipped, in Q4_1", "smollm2_q4_1_float32": "the same in float32"}
+# Those that the README shows.
+LEADING = ("smollm2", "smollm2_batch8", "smollm2_q4_1", "wide", "wide_batch8")
+OURS, THEIRS = ("specdec", "specdec with drafts"), ("llama.cpp", "OpenVINO", "transformers")
 
 
 def _peers() -> str:
     rows = []
-    for name, title in (PEERS | STORED).items():
+    for name, title in PEERS.items():
         for mode in read(f"peers_{name}")["modes"]:
             first = mode["first_ms"]
             rows.append(
@@ -41,44 +43,42 @@ def _peers() -> str:
 
 
 def _source(document: dict[str, Any]) -> str:
-    return script_source("peers.sh FOLDER", "peers_*", document, ", AVX-512 with bfloat16")
+    return script_source("peers.sh FOLDER SPEC_BENCH", "peers_*", document)
 
 
 def _readme_peers() -> str:
-    """Return the README's table of speeds beside llama.cpp, over its own fastest plain decoding."""
+    """Return the README's table: tokens a second of each engine, others by their fastest mode."""
     rows = []
-    for name, title in PEERS.items():
-        modes = read(f"peers_{name}")["modes"]
+    for name in LEADING:
         fastest: dict[str, float] = {}
-        for mode in modes:
-            whose = "their" if mode["mode"].startswith("llama") else "our"
-            drafts = mode["mode"].split(":")[0] not in ("plain", "llama.cpp")
-            key = f"{whose} {'drafts' if drafts else 'plain'}"
+        for mode in read(f"peers_{name}")["modes"]:
+            key = _engine(mode["mode"])
             fastest[key] = max(fastest.get(key, 0.0), mode["tok_per_s"]["median"])
-        plain = fastest["their plain"]
-        cells = [
-            f"{fastest[key] / plain:.2f}" if key in fastest else ""
-            for key in ("our plain", "our drafts", "their drafts")
-        ]
-        rows.append([title, *cells])
-    return table(["over llama.cpp without drafts", "specdec", "specdec with drafts", "llama.cpp with drafts"], rows)
+        rows.append([PEERS[name], *(f"{fastest[key]:.0f}" if key in fastest else "" for key in (*OURS, *THEIRS))])
+    return table(["tokens a second", *OURS, *THEIRS], rows)
+
+
+def _engine(mode: str) -> str:
+    """Return the column of a mode in the README's table."""
+    starts = {"plain": OURS[0], "llama": THEIRS[0], "openvino": THEIRS[1], "transformers": THEIRS[2]}
+    return next((column for start, column in starts.items() if mode.startswith(start)), OURS[1])
 
 
 def _mode_name(mode: str) -> str:
     """Return a mode of `specdec bench` without the names of files."""
-    kind = next((kind for kind in ("bf16", "f16") if f"-{kind}" in mode), "")
-    if "q4_1" in mode:
-        return "llama.cpp, n-grams" if ":ngram" in mode else "llama.cpp"
-    if mode.startswith("llama.cpp"):
-        return f"llama.cpp, {kind}"
-    if mode.startswith("llama-server"):
-        return f"llama.cpp, {kind}, the same head, chains of 3"
-    source, _, settings = mode.partition(":")
-    names = {"plain": "specdec, no drafts", "ngram": "specdec, n-grams"}
-    how = (
-        "" if source in names else ", chains of 3" if "branching=1" in settings else ", fixed trees" if settings else ""
-    )
-    return names.get(source, "specdec, EAGLE-3") + how
+    engine = _engine(mode)
+    chains = ", chains of 3" if "branching=1" in mode or "tokens=3" in mode else ""
+    if engine in OURS:
+        drafts = "EAGLE-3 and n-grams" if mode.endswith(",ngram") else "EAGLE-3"
+        return "specdec, no drafts" if mode == "plain" else f"specdec, {drafts}{chains}"
+    kind = next((f", {kind}" for kind in ("bf16", "f16") if f"-{kind}" in mode), "")
+    if ":ngram" in mode:
+        drafts = ", n-grams"
+    elif "eagle3" in mode:
+        drafts = f", the same head{chains or ', trees of 8'}"
+    else:
+        drafts = ""
+    return engine + kind + drafts
 
 
 def _first_token() -> str:

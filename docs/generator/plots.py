@@ -89,7 +89,45 @@ def _draw_learning(figure: Figure, data: list[list[float]]) -> None:
     panel.set_ylim(0, max(tau for _, tau in data) + 0.5)
 
 
+# Results of `never_slower`, and their models.
+LOADS = {"never_slower_smollm2": "SmolLM2-135M-Instruct", "never_slower_wide": "widened demo target (256M)"}
+
+
+def _load_data() -> dict[str, list[list[float]]]:
+    """Return requests at once, tokens a second of plain decoding, of the best fixed trees and of adaptive ones."""
+    found = {}
+    for name, title in LOADS.items():
+        cells = read(name)["cells"]
+        rows = []
+        for cell in cells:
+            if cell["text"] == cells[0]["text"]:
+                rates = cell["tokens_per_second"]
+                fixed = max(rate for mode, rate in rates.items() if mode.isdigit())
+                rows.append([cell["batch"], rates["plain"], fixed, rates["adaptive"]])
+        found[title] = rows
+    return found
+
+
+def _draw_load(figure: Figure, data: dict[str, list[list[float]]]) -> None:
+    for panel, (title, rows) in zip(figure.subplots(1, len(data)), data.items(), strict=True):
+        batches, *lines = zip(*rows, strict=True)
+        names = ("plain", "best trees of a fixed size", "adaptive trees")
+        for values, label, colour in zip(lines, names, (COLOURS[3], COLOURS[2], COLOURS[0]), strict=True):
+            panel.plot(batches, values, marker="o", markersize=3, label=label, color=colour)
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log", base=2)
+        panel.set_xticks(batches, [f"{batch:g}" for batch in batches], fontsize=7)
+        ticks = [2**power for power in range(5, 14) if min(map(min, lines)) / 2 < 2**power < 2 * max(map(max, lines))]
+        panel.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        panel.minorticks_off()
+        panel.set_title(title)
+        panel.set_xlabel("requests at once")
+    figure.axes[0].set_ylabel("tokens per second")
+    figure.axes[0].legend(fontsize=7, loc="upper left")
+
+
 PLOTS: dict[str, Plot] = {
+    "load": (_load_data, _draw_load, (8.0, 3.0)),
     "tau": (_tau_data, _draw_tau, (8.0, 3.2)),
     "speed": (lambda: read("speed")["tok_per_s_median"], _draw_speed, (8.0, 2.2)),
     "throughput": (_throughput_data, _draw_throughput, (8.0, 2.6)),

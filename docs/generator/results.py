@@ -309,6 +309,11 @@ NEVER_SLOWER_WIDE = (
     "--sizes 2 4 8"
 )
 
+NEVER_SLOWER_SMOLLM2 = (
+    "never_slower --model smollm2 --draft heads/smollm2-135m-instruct-eagle3 --dataset spec-bench.jsonl "
+    "--name never_slower_smollm2 --batches 1 2 3 4 6 8 16 32 64"
+)
+
 
 def _never_slower(name: str, command: str) -> str:
     cells = read(name)["cells"]
@@ -330,6 +335,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "results-throughput": _throughput,
     "results-trees": _tree_shapes,
     "results-never-slower": lambda: _never_slower("never_slower", "never_slower"),
+    "results-never-slower-smollm2": lambda: _never_slower("never_slower_smollm2", NEVER_SLOWER_SMOLLM2),
     "results-never-slower-wide": lambda: _never_slower("never_slower_wide", NEVER_SLOWER_WIDE),
     "results-coupling": _coupling,
     "results-verification": _verification_cost,

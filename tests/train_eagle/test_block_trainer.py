@@ -1,6 +1,7 @@
 """The loss of packed blocks against a plain loop over anchors and slots, and against conversations one by one."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import pytest
@@ -56,6 +57,8 @@ def looped(head: Block, given: FeatureBatch, used: LossSettings) -> tuple[Tensor
     """Return the loss of all anchors, one after another, and per slot the losses that count."""
     known = head.tokens or list(range(VOCAB))
     teacher, parts = TARGET_OUT.double()[known], torch.zeros(3, dtype=torch.float64)
+    # Of D-PACE: the sum over anchors, and how many count.
+    paced, anchors = torch.zeros((), dtype=torch.float64), 0
     by_slot: list[list[Tensor]] = [[] for _ in range(head.size if head.anchor_first else head.size - 1)]
     start = 0
     for length in given.lengths:
@@ -66,6 +69,7 @@ def looped(head: Block, given: FeatureBatch, used: LossSettings) -> tuple[Tensor
             if not (said[anchor] and said[anchor + 1]):
                 continue
             found = slots(head, states(head, tokens[: anchor + 1], [tap[:anchor] for tap in taps]))
+            losses, chances = [], []
             for slot in range(len(found)):
                 place = anchor + slot + 1
                 if place >= length or not said[place] or tokens[place] not in known:
@@ -85,18 +89,28 @@ def looped(head: Block, given: FeatureBatch, used: LossSettings) -> tuple[Tensor
                     accepted = (1 - (p - q).abs().sum() / 2).detach()
                     doubt = F.binary_cross_entropy_with_logits(logit, accepted)
                 by_slot[slot].append(loss.detach())
+                losses.append(loss)
+                chances.append(1 - float((p - q).detach().abs().sum()) / 2)
                 share = used.step_decay**slot
                 parts = parts + share * torch.stack([loss, doubt, torch.ones_like(loss)])
+            anchors += bool(losses)
+            smoothed = [(1 - used.dpace_alpha) * chance + used.dpace_alpha for chance in chances]
+            for slot, loss in enumerate(losses):
+                paced = paced + loss * sum(prod(smoothed[: last + 1]) for last in range(slot, len(losses)))
         start += length
-    return (parts[0] + used.confidence_weight * parts[1]) / parts[2], by_slot
+    own = paced / anchors if used.slot_weights == "dpace" else parts[0] / parts[2]
+    return own + used.confidence_weight * parts[1] / parts[2], by_slot
 
 
+@pytest.mark.parametrize("changes", [{}, {"slot_weights": "dpace", "dpace_alpha": 0.3}], ids=["decay", "dpace"])
 @pytest.mark.parametrize("name", HEADS)
-def test_the_loss_is_that_of_a_loop_over_anchors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_is_that_of_a_loop_over_anchors(
+    name: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Values and gradients, of groups of two blocks; RMS norms compute in float32."""
     monkeypatch.setattr(block_pass, "GROUP", 2)
     head = HEADS[name]()
-    given, module = batch(head), trainer(head)
+    given, module = batch(head), trainer(head, **changes)
     found = module(given)
     learnt = [part for part in LEARNT if part in head.weights]
     head.weights |= {part: head.weights[part].double().requires_grad_() for part in learnt}

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.train_eagle.training import unrolled_loss as module
-from specdec.train_eagle.training.unrolled_loss import LossKind, UnrolledLoss, unrolled_loss
+from specdec.train_eagle.training.unrolled_loss import LossKind, UnrolledLoss, dpace_weights, unrolled_loss
 
 KINDS: tuple[LossKind, ...] = ("ce", "kl", "lk-hybrid", "ce-l1")
 
@@ -237,3 +237,15 @@ def test_bfloat16_is_of_products_alone() -> None:
     torch.testing.assert_close(found.total, right, rtol=1e-5, atol=0)
     (grad,), (right_grad,) = torch.autograd.grad(found.total, case.weight), torch.autograd.grad(right, weight)
     assert (grad - right_grad).norm() < 0.01 * right_grad.norm()
+
+
+def test_weights_of_slots_by_what_is_lost_behind_them() -> None:
+    """Two blocks of three slots; the second one has labels for two."""
+    acceptance = torch.tensor([[0.8, 0.1], [0.5, 0.6], [0.25, 0.0]])
+    counted = torch.tensor([[True, True], [True, True], [True, False]])
+    found = dpace_weights(acceptance, counted, 0.5)
+    # (0.9, 0.75, 0.625) and (0.55, 0.8).
+    expected = [[0.9 * (1 + 0.75 * (1 + 0.625)), 0.55 * 1.8], [0.9 * 0.75 * 1.625, 0.55 * 0.8], [0.9 * 0.75 * 0.625, 0]]
+    torch.testing.assert_close(found, torch.tensor(expected))
+    # With alpha 1, the slots from here on.
+    assert dpace_weights(acceptance, counted, 1.0).tolist() == [[3, 2], [2, 1], [1, 0]]

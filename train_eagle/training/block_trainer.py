@@ -19,7 +19,8 @@ class BlockTrainer(HeadTrainer):
 
     Slot k of anchor a predicts token a + k + 1. The Markov head reads the conversation's own token before. A slot
     counts if its token and those of the slots before it are the assistant's and can be proposed. The loss is the mean
-    over all predictions that count, weighted by `step_decay` to the power of k; a step of `UnrolledLoss` is a slot.
+    over all predictions that count, weighted by `step_decay` to the power of k, or with the weights of `dpace_weights`;
+    a step of `UnrolledLoss` is a slot. The confidence's loss has the former weights always.
     Of a conversation with more than `anchors` anchors, that many are drawn; outside training they are spread evenly.
     """
 
@@ -41,7 +42,10 @@ class BlockTrainer(HeadTrainer):
         # Means of slots, weighted by what they count, make the mean over predictions.
         shares = [weight * count for weight, count in zip(weights, counted.sum(1).tolist(), strict=True)]
         teacher = batch.features, self.teacher
-        loss, accepted = scored_predictions(logits, anchors, counted, *teacher, settings.loss, shares)
+        alpha = settings.dpace_alpha if settings.slot_weights == "dpace" else None
+        loss, accepted = scored_predictions(
+            logits, anchors, counted, *teacher, settings.loss, shares, dpace_alpha=alpha
+        )
         if head.confidence_head is None:
             return loss
         found = head.confidence(before.flatten(), hidden.flatten(0, 1)).view(len(anchors), slots).t()

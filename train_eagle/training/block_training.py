@@ -23,7 +23,10 @@ from specdec.train_eagle.training.training_kind import (
 
 # Layers of the target that published heads read.
 MOST_TAPS = 5
-SIZES = frozenset({"layers", "intermediate_size", "block_size", "causal", "mask_token", "anchors", "draft_vocab_size"})
+SETTINGS = frozenset({
+    "layers", "intermediate_size", "block_size", "causal", "mask_token", "anchors", "draft_vocab_size", "slot_weights",
+    "dpace_alpha",
+})  # fmt: skip
 
 
 def block_taps(num_layers: int) -> tuple[int, ...]:
@@ -52,7 +55,7 @@ class DFlashTraining(TrainingKind[BlockHead]):
     mask_token: int | None = None
 
     files = KINDS["dflash"]
-    settings = SIZES
+    settings = SETTINGS
     architecture = "DFlashDraftModel"
 
     def sized(self, settings: Mapping[str, Any]) -> Self:
@@ -126,7 +129,7 @@ class DSparkTraining(DFlashTraining):
     markov_kind: str = RECIPES["dspark"]["markov_kind"]
 
     files = KINDS["dspark"]
-    settings = SIZES | {"markov_rank", "markov_kind", "confidence_weight"}
+    settings = SETTINGS | {"markov_rank", "markov_kind", "confidence_weight"}
     architecture = "Qwen3DSparkModel"
 
     def config(self, model: LlamaWeights, draft_tokens: Tensor | None) -> BlockConfig:

@@ -12,7 +12,7 @@ from specdec.draft_heads.heads.draft_head import FeatureHead, HeadForm
 from specdec.draft_heads.llama.rope import Rotary, rotary_at
 from specdec.train_eagle.passes.features import FeatureBatch
 from specdec.train_eagle.passes.unrolled_attention import UnrolledAttention
-from specdec.train_eagle.training.train_config import LossKind
+from specdec.train_eagle.training.train_config import LossKind, SlotWeights
 from specdec.train_eagle.training.unrolled_loss import UnrolledLoss, unrolled_loss
 
 
@@ -28,6 +28,8 @@ class LossSettings(NamedTuple):
     gradient_checkpointing: bool = False
     anchors: int | None = None
     confidence_weight: float = 0.0
+    slot_weights: SlotWeights = "decay"
+    dpace_alpha: float = 0.5
 
 
 class HeadTrainer(nn.Module):

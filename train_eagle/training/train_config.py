@@ -11,6 +11,7 @@ from specdec.kernels.types.settings import check_settings, setting
 LossKind = Literal["ce", "kl", "lk-hybrid", "ce-l1"]
 OptimizerKind = Literal["adamw", "muon"]
 MarkovKind = Literal["vanilla", "gated", "rnn"]
+SlotWeights = Literal["decay", "dpace"]
 Tracker = Literal["tensorboard", "wandb", "all", "none"]
 # Hidden size of the targets that the published learning rates are for; narrower ones take more.
 PUBLISHED_SIZE = 4096
@@ -48,6 +49,8 @@ RECIPES: dict[str, dict[str, Any]] = {
         "block_size": 8,
         "causal": False,
         "anchors": 512,
+        "slot_weights": "decay",
+        "dpace_alpha": 0.5,
     },
     "dspark": {
         "lr": 6e-4,
@@ -61,6 +64,8 @@ RECIPES: dict[str, dict[str, Any]] = {
         "markov_rank": 256,
         "markov_kind": "vanilla",
         "confidence_weight": 1.0,
+        "slot_weights": "decay",
+        "dpace_alpha": 0.5,
     },
 }
 
@@ -229,6 +234,20 @@ class TrainConfig:
         above=0,
         most=1,
         shown_default=_by_head("step_decay"),
+    )
+    slot_weights: SlotWeights | None = setting(
+        None,
+        "Weights of a block's slots: decay, by step_decay; dpace, by how many tokens would be accepted behind each, so "
+        "that they follow what the head has learnt (D-PACE).",
+        choices=get_args(SlotWeights),
+        shown_default=_by_head("slot_weights"),
+    )
+    dpace_alpha: float | None = setting(
+        None,
+        "Least factor of a slot in D-PACE's weights of those behind it; higher values give these more.",
+        above=0,
+        most=1,
+        shown_default=_by_head("dpace_alpha"),
     )
     token_weight: float | None = setting(
         None, "Weight of the loss between distributions.", least=0, shown_default=_by_head("token_weight")

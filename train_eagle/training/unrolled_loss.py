@@ -1,6 +1,6 @@
 """Loss of a head's predictions, compared with the target at every step: a pass over its own states, or a slot."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -74,8 +74,12 @@ def scored_predictions(
     step_weights: Sequence[float],
     chunk: int = 512,
     eta: float = 3.0,
+    dpace_alpha: float | None = None,
 ) -> tuple[UnrolledLoss, Tensor]:
     """Return the weighted mean over steps, sum_j w_j mean_j / sum_j w_j, of those with counted predictions.
+
+    With `dpace_alpha`, each prediction has a weight of its own instead, `dpace_weights`, and the loss is the sum of the
+    weighted predictions over the number of anchors that have any.
 
     The loss between the target's distribution p and the head's q is one of:
 
@@ -97,6 +101,7 @@ def scored_predictions(
         teacher_states: `[rows, teacher_size]`, inputs of the target's lm_head.
         teacher_weight: `[draft_vocab_size, teacher_size]`, its rows for the tokens of the draft vocabulary.
         step_weights: w_j.
+        dpace_alpha: see above; each anchor's counted predictions must then be its first ones.
 
     Returns:
         The loss, and the acceptance of each prediction, `[steps, anchors]`, 0 where it does not count.
@@ -109,13 +114,32 @@ def scored_predictions(
     counts = count.tolist()
     weight_sum = sum(w for w, n in zip(step_weights, counts, strict=True) if n)
     scales = [w / weight_sum / n if n and weight_sum else 0.0 for w, n in zip(step_weights, counts, strict=True)]
+    if dpace_alpha is not None:
+        scales = [1.0 / max(1, int(counted.any(0).sum()))] * len(counts)
     teacher = teacher_states, teacher_weight.to(teacher_states.dtype)
-    problem = _Problem(anchors.cpu(), counted.cpu(), *teacher, kind, eta, scales, chunk, torch.is_grad_enabled())
+    given_places = anchors.cpu(), counted.cpu()
+    problem = _Problem(*given_places, *teacher, kind, eta, scales, chunk, torch.is_grad_enabled(), dpace_alpha)
     given = [state.to(dtype) for product in logits for state in product.states]
     weights = [product.weight for product in logits]
     total, sums, accepted = _Loss.apply(problem, len(weights), *weights, *given)  # type: ignore[no-untyped-call]
-    loss, accuracy = sums / count.clamp_min(1)
+    loss, accuracy, _ = sums / count.clamp_min(1)
     return UnrolledLoss(total, loss, accuracy, accepted.sum(1) / count.clamp_min(1), count), accepted
+
+
+def dpace_weights(acceptance: Tensor, counted: Tensor, alpha: float) -> Tensor:
+    """Return the weight of each slot of a block by what the block would lose without it (D-PACE, arXiv 2605.18810).
+
+    w_j = sum over m >= j of prod over i <= m of (1 - alpha) q_i + alpha (equations 7 and 8): the expected length of the
+    accepted path behind slot j, smoothed. q_i is the paper's probability of the one token of its label; here labels are
+    distributions, and q_i is the chance that slot i's token is accepted.
+
+    Args:
+        acceptance: q, `[slots, anchors]`.
+        counted: bool, of the same shape: slots that have labels, the first ones of each anchor.
+        alpha: above 0 later slots have some weight although the first ones are never right.
+    """
+    paths = ((1 - alpha) * acceptance + alpha).cumprod(0) * counted
+    return paths.flip(0).cumsum(0).flip(0)
 
 
 class _Problem(NamedTuple):
@@ -130,6 +154,7 @@ class _Problem(NamedTuple):
     scales: list[float]
     chunk: int
     learns: bool
+    dpace_alpha: float | None
 
     def predictions(self, begin: int) -> tuple[Tensor, list[tuple[int, Tensor, Tensor]]]:
         """Return the predictions of the chunk of anchors from `begin` on.
@@ -163,7 +188,9 @@ def _targets(states: Tensor, weight: Tensor, dtype: torch.dtype) -> _Targets:
 
 
 class _Loss(torch.autograd.Function):
-    """The loss, `[2, steps]` sums of loss and agreements, and acceptances; the forward pass computes gradients too."""
+    """The loss, `[3, steps]` sums of loss, agreements and weighted loss, and acceptances; the forward pass computes
+    gradients too.
+    """
 
     @staticmethod
     def forward(ctx: Any, problem: _Problem, products: int, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -175,19 +202,25 @@ class _Loss(torch.autograd.Function):
             torch.zeros_like(x, dtype=wide) if needs else None for x, needs in zip(weights, needed, strict=False)
         ]
         grads = [torch.zeros_like(x) if needs else None for x, needs in zip(states, needed[products:], strict=True)]
-        sums, accepted = first.new_zeros(2, steps, dtype=wide), first.new_zeros(problem.counted.shape, dtype=wide)
+        sums, accepted = first.new_zeros(3, steps, dtype=wide), first.new_zeros(problem.counted.shape, dtype=wide)
         with torch.autocast(first.device.type, enabled=False):
             matrices = [weight.to(states[0].dtype) for weight in weights]
             for begin in range(0, len(problem.anchors), problem.chunk):
                 rows, predicted = problem.predictions(begin)
                 targets = _targets(problem.teacher_states[rows], problem.teacher_weight, wide)
+                weights_of = None
+                if problem.dpace_alpha is not None:
+                    # Of all slots, before the first is learnt from: the logits are computed twice.
+                    for step, chosen, places in predicted:
+                        logits = _logits([state[chosen] for state in states[step::steps]], matrices)[1]
+                        accepted[step, chosen] = _acceptance(logits[: len(chosen)], targets, places)
+                    weights_of = dpace_weights(accepted, problem.counted.to(accepted.device), problem.dpace_alpha)
                 for step, chosen, places in predicted:
-                    # Padding rows are zero and so contribute no gradients.
-                    parts = [pad_rows(state[chosen]) for state in states[step::steps]]
-                    logits = parts[0] @ matrices[0].t()
-                    for part, matrix in zip(parts[1:], matrices[1:], strict=True):
-                        logits.addmm_(part, matrix.t())
-                    sums[:, step] += _score(logits[: len(chosen)], targets, places, problem, accepted[step], chosen)
+                    parts, logits = _logits([state[chosen] for state in states[step::steps]], matrices)
+                    weighted = None if weights_of is None else weights_of[step, chosen]
+                    sums[:, step] += _score(
+                        logits[: len(chosen)], targets, places, problem, accepted[step], chosen, weighted
+                    )
                     for part, matrix, grad, grad_weight in zip(
                         parts, matrices, grads[step::steps], grad_weights, strict=True
                     ):
@@ -199,7 +232,7 @@ class _Loss(torch.autograd.Function):
         ctx.mark_non_differentiable(sums, accepted)
         given = [None if x is None else x.to(weight.dtype) for x, weight in zip(grad_weights, weights, strict=True)]
         ctx.save_for_backward(*given, *grads)
-        return (sums[0] * sums.new_tensor(problem.scales)).sum(), sums, accepted
+        return (sums[2] * sums.new_tensor(problem.scales)).sum(), sums, accepted
 
     @staticmethod
     @once_differentiable
@@ -211,19 +244,49 @@ class _Loss(torch.autograd.Function):
         return None, None, *scaled
 
 
+def _logits(states: Sequence[Tensor], matrices: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """Return the states with rows of padding, which are zero and so contribute no gradients, and their logits."""
+    parts = [pad_rows(state) for state in states]
+    logits = parts[0] @ matrices[0].t()
+    for part, matrix in zip(parts[1:], matrices[1:], strict=True):
+        logits.addmm_(part, matrix.t())
+    return parts, logits
+
+
+def _blocks(logits: Tensor, places: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield rows that are processed at a time, and their targets' places."""
+    rows = max(1, CPU_BLOCK // logits.shape[1] if logits.device.type == "cpu" else len(logits))
+    return zip(torch.split(logits, rows), torch.split(places, rows), strict=True)
+
+
+def _acceptance(logits: Tensor, targets: _Targets, places: Tensor) -> Tensor:
+    """Return sum min(p, q) of each row."""
+    found = []
+    for part, place in _blocks(logits, places):
+        p = targets.probs.index_select(0, place)
+        found.append(torch.minimum(p, torch.softmax(part, -1, dtype=p.dtype)).sum(-1))
+    return torch.cat(found)
+
+
 def _score(
-    logits: Tensor, targets: _Targets, places: Tensor, problem: _Problem, accepted: Tensor, chosen: Tensor
+    logits: Tensor,
+    targets: _Targets,
+    places: Tensor,
+    problem: _Problem,
+    accepted: Tensor,
+    chosen: Tensor,
+    weights: Tensor | None,
 ) -> Tensor:
-    """Return sums of loss and agreements; overwrite `logits` with the gradient of the loss.
+    """Return sums of loss, agreements and weighted loss; overwrite `logits` with the gradient of the last.
 
     Args:
+        weights: `[rows]`; None if all are 1.
         logits: `[rows, draft_vocab_size]`.
         places: int64 `[rows]`, indices of their targets.
         accepted: `[anchors]`, gets the rows' acceptance at `chosen`, int64 `[rows]`.
     """
-    rows = max(1, CPU_BLOCK // logits.shape[1] if logits.device.type == "cpu" else len(logits))
-    sums, overlaps = [], []
-    for part, place in zip(torch.split(logits, rows), torch.split(places, rows), strict=True):
+    losses, sums, overlaps = [], [], []
+    for part, place in _blocks(logits, places):
         p = targets.probs.index_select(0, place)
         q = part.to(p.dtype, copy=True)
         q -= q.amax(-1, keepdim=True)
@@ -250,6 +313,10 @@ def _score(
                 gradient = gradient.mul_(CE_SHARE).add_(slope, alpha=2 * L1_SHARE)
         part.copy_(gradient)
         overlaps.append(acceptance)
-        sums.append(torch.stack([loss.sum(), agrees.sum().to(loss.dtype)]))
+        losses.append(loss)
+        sums.append(agrees.sum().to(loss.dtype))
     accepted[chosen] = torch.cat(overlaps)
-    return torch.stack(sums).sum(0)
+    loss = torch.cat(losses)
+    if weights is not None:
+        logits.mul_(weights.unsqueeze(1))
+    return torch.stack([loss.sum(), torch.stack(sums).sum(), (loss if weights is None else loss * weights).sum()])
