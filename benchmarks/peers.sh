@@ -2,11 +2,13 @@
 # Plain decoding and drafts beside llama.cpp, OpenVINO and transformers: SmolLM2-135M-Instruct, the widened target and
 # the demo.
 #
-#     bash benchmarks/peers.sh FOLDER SPEC_BENCH
+#     bash benchmarks/peers.sh FOLDER SPEC_BENCH [NAME...]
 #
+# NAME: of results, to measure these alone.
 # SPEC_BENCH is Spec-Bench's file. `python -m benchmarks.gguf_files FOLDER` writes the checkpoints, and the same weights
-# as GGUF; optimum-intel exports FOLDER/{smollm2,wide,wide-eagle3}-ir as docs/benchmarks.md says. llama-cpp-python and
-# openvino-genai must be installed, and llama-server on the PATH. Results go to benchmarks/results/peers_*.json.
+# as GGUF; optimum-intel exports FOLDER/{smollm2,wide,wide-eagle3}-ir as docs/benchmarks.md says. llama-cpp-python,
+# xllamacpp and openvino-genai must be installed, and llama-server on the PATH. Results go to
+# benchmarks/results/peers_*.json.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 usage="usage: benchmarks/peers.sh FOLDER SPEC_BENCH"
@@ -20,9 +22,11 @@ cp "$root/benchmarks/prompts/gsm8k-512.jsonl" .
 for kind in writing reasoning math coding translation qa math_reasoning extraction; do
   grep -m 1 "\"category\": \"$kind\"" spec-bench.jsonl
 done > eight.jsonl
+names=" ${*:3} "
 bench() { # NAME KIND ARGUMENTS
   name=$1 kind=$2
   shift 2
+  if [ "$names" != "  " ] && [[ $names != *" $name "* ]]; then return; fi
   python -m specdec bench "$kind" --ignore-eos --max-tokens 64 --output "$root/benchmarks/results/peers_$name.json" "$@"
 }
 llama() { echo "--peer llama.cpp:gguf=gguf/$1-bf16.gguf --peer llama.cpp:gguf=gguf/$1-f16.gguf"; }
@@ -37,8 +41,9 @@ bench smollm2 latency --model smollm2 --draft $head,ngram --dataset spec-bench.j
 bench smollm2_batch8 throughput --model smollm2 --draft $head,ngram --dataset eight.jsonl --rounds 3 \
   $(llama smollm2) --peer openvino:ir=smollm2-ir --peer transformers
 q4_1=smollm2-q4_1.gguf
+# llama.cpp as llama-cpp-python 0.3.36 builds it for a processor with AMX ends here with a segmentation fault.
 bench smollm2_q4_1 latency --model $q4_1 --draft $head,ngram --dataset spec-bench.jsonl --num-prompts 1 --rounds 2 \
-  --peer llama.cpp:gguf=$q4_1 --peer llama.cpp:ngram:gguf=$q4_1
+  --peer xllamacpp:gguf=$q4_1 --peer xllamacpp:ngram:gguf=$q4_1
 # shellcheck disable=SC2046
 bench wide latency --model wide/target --draft wide/eagle3 --draft wide/eagle3:$chain \
   $(llama wide) $(server wide bf16) --peer openvino:ir=wide-ir --peer openvino:wide-eagle3-ir:ir=wide-ir,tokens=3 \

@@ -60,7 +60,7 @@ def _readme_peers() -> str:
 
 def _engine(mode: str) -> str:
     """Return the column of a mode in the README's table."""
-    starts = {"plain": OURS[0], "llama": THEIRS[0], "openvino": THEIRS[1], "transformers": THEIRS[2]}
+    starts = {"plain": OURS[0], "llama": THEIRS[0], "xllama": THEIRS[0], "openvino": THEIRS[1], "transformers": THEIRS[2]}
     return next((column for start, column in starts.items() if mode.startswith(start)), OURS[1])
 
 
@@ -78,7 +78,7 @@ def _mode_name(mode: str) -> str:
         drafts = f", the same head{chains or ', trees of 8'}"
     else:
         drafts = ""
-    return engine + kind + drafts
+    return engine + (", prebuilt" if mode.startswith("xllama") else "") + kind + drafts
 
 
 def _first_token() -> str:
