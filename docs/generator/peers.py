@@ -60,7 +60,13 @@ def _readme_peers() -> str:
 
 def _engine(mode: str) -> str:
     """Return the column of a mode in the README's table."""
-    starts = {"plain": OURS[0], "llama": THEIRS[0], "xllama": THEIRS[0], "openvino": THEIRS[1], "transformers": THEIRS[2]}
+    starts = {
+        "plain": OURS[0],
+        "llama": THEIRS[0],
+        "xllama": THEIRS[0],
+        "openvino": THEIRS[1],
+        "transformers": THEIRS[2],
+    }
     return next((column for start, column in starts.items() if mode.startswith(start)), OURS[1])
 
 

@@ -95,17 +95,10 @@ class NativeWalks:
             [0 if one is None else one.data_ptr() for one in tables],
         )
         given = self._fields
-        given.rule, given.rows, given.size, given.kind, given.levels = (
-            rule,
-            rows,
-            scores.shape[1],
-            KINDS[scores.dtype],
-            levels,
-        )
-        given.scores = scores.data_ptr()
-        given.lengths, given.next_tokens, given.paths, given.nodes, given.sampled, given.tokens, given.parents = lists[
-            :7
-        ]
+        given.rule, given.rows, given.levels = rule, rows, levels
+        given.size, given.kind, given.scores = scores.shape[1], KINDS[scores.dtype], scores.data_ptr()
+        given.lengths, given.next_tokens, given.paths = lists[:3]
+        given.nodes, given.sampled, given.tokens, given.parents = lists[3:7]
         given.keys, given.noise, given.draft_probs = (
             address if part else None for part, address in zip((keys, places, tables), lists[7:], strict=True)
         )
