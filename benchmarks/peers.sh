@@ -47,7 +47,7 @@ bench smollm2_q4_1 latency --model $q4_1 --draft $head,ngram --dataset spec-benc
 # shellcheck disable=SC2046
 bench wide latency --model wide/target --draft wide/eagle3 --draft wide/eagle3:$chain \
   $(llama wide) $(server wide bf16) --peer openvino:ir=wide-ir --peer openvino:wide-eagle3-ir:ir=wide-ir,tokens=3 \
-  --peer openvino:wide-eagle3-ir:ir=wide-ir,tokens=8,branching=3,depth=4 --peer transformers --num-prompts 3 --rounds 2
+  --peer transformers --num-prompts 3 --rounds 2
 # shellcheck disable=SC2046
 bench wide_batch8 throughput --model wide/target --draft wide/eagle3 $(llama wide) --peer openvino:ir=wide-ir \
   --peer transformers --num-prompts 4 --rounds 2
