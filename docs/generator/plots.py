@@ -123,7 +123,7 @@ def _draw_load(figure: Figure, data: dict[str, list[list[float]]]) -> None:
         panel.set_title(title)
         panel.set_xlabel("requests at once")
     figure.axes[0].set_ylabel("tokens per second")
-    figure.axes[0].legend(fontsize=7, loc="upper left")
+    figure.axes[0].legend(fontsize=7, loc="lower right")
 
 
 PLOTS: dict[str, Plot] = {
