@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class LimitedThreads:
-    """Holds torch to a number of threads meanwhile, None for all; may be entered again once it is left."""
+    """A context that limits torch's threads; None sets no limit. It may be entered again once it is left."""
 
     def __init__(self, most: int | None) -> None:
         self.most, self._before = most, 0

@@ -1,4 +1,4 @@
-"""Plots of measured results. Each PNG carries the hash of what it shows, so that a test can tell whether it is old."""
+"""Plots of measured results. Each PNG carries a hash of its data and code, so that a test finds outdated ones."""
 
 import hashlib
 import inspect

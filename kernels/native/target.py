@@ -25,7 +25,7 @@ NO_CALLS = BEFORE_LAYER()
 NO_FEATURES, STATES_AS_FEATURES, TAPS_AS_FEATURES = range(3)
 # Rows of logits at most whose memory is kept: beside larger passes a new tensor costs nothing.
 MOST_KEPT = 16
-# What counts as holding logits that only their owner holds: it, a local variable and the argument of `getrefcount`.
+# References to logits that nothing else uses: the attribute, a local variable and the argument of `getrefcount`.
 UNSHARED = 3
 
 
@@ -118,9 +118,10 @@ class NativeTarget:
         return logits
 
     def _logits_of(self, rows: int) -> Tensor:
-        """Return memory for logits: that of the last pass where it had as many rows and nobody holds it any more.
+        """Return memory for logits `[rows, vocab_size]`.
 
-        The weights of a pass drive torch's code out of the caches, so that a new tensor takes tens of microseconds.
+        The tensor of the last pass is used again if it has as many rows and is referenced nowhere else. A new one takes
+        tens of microseconds: the weights of a pass have driven torch's code out of the processor's caches.
         """
         logits = self._logits
         if rows != self._rows or getrefcount(logits) > UNSHARED:

@@ -41,10 +41,10 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
 
 
 class StepScope:
-    """What holds while a step runs: inference mode, the device, a limit of torch's threads.
+    """The context of a step: inference mode, the device, a limit of torch's threads.
 
-    One for all steps, which may be entered again once it is left: behind a pass little code is in the processor's
-    caches, so what a step does once takes ten times as long as in a loop.
+    All steps of an engine enter the same object. A forward pass leaves the processor's caches full of weights, so
+    making such contexts anew in each step takes ten times as long as it does in a loop.
     """
 
     def __init__(self, device: torch.device, threads: AbstractContextManager[object]) -> None:

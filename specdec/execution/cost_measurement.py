@@ -27,7 +27,7 @@ IN_PROPORTION = 1.25
 # Tokens of the pass that stands for recomputing a request.
 CHUNK = 256
 CONTEXT = 128
-# Tokens of measured passes: where kernels take rows in tiles of 16, those of one row more cost much more.
+# Tokens of measured passes. Kernels that compute tiles of 16 rows take much longer for 17 or 33.
 TOKENS = (1, 2, 4, 8, 16, 17, 32, 33, 64, 256)
 READ = (1, 4, 8, 16, 32, 64, 256)
 ROWS = (1, 8, 32)

@@ -50,7 +50,7 @@ class Curve:
 # several steps, so measurements closer together than this many seconds are merged. Fewer are kept of what a prompt
 # adds, which changes with each of its chunks.
 KEPT, KEPT_OF_PREFILL, LEAST_SECONDS = 5, 3, 0.02
-# Measurements from which on a disturbance of one does not matter.
+# Measurements of a ratio with which one disturbed step does not matter.
 SETTLED = 3
 # Total seconds of measured steps of one size from which on their cost counts as known.
 KNOWN_SECONDS = 0.005

@@ -127,7 +127,7 @@ def scored_predictions(
 
 
 def dpace_weights(acceptance: Tensor, counted: Tensor, alpha: float) -> Tensor:
-    """Return the weight of each slot of a block by what the block would lose without it (D-PACE, arXiv 2605.18810).
+    """Return the weight of each slot of a block: the tokens expected to be accepted from there on (D-PACE, 2605.18810).
 
     w_j = sum over m >= j of prod over i <= m of (1 - alpha) q_i + alpha (equations 7 and 8): the expected length of the
     accepted path behind slot j, smoothed. q_i is the paper's probability of the one token of its label; here labels are
@@ -210,14 +210,16 @@ class _Loss(torch.autograd.Function):
                 targets = _targets(problem.teacher_states[rows], problem.teacher_weight, wide)
                 weights_of = None
                 if problem.dpace_alpha is not None:
-                    # Of all slots, before the first is learnt from: the logits are computed twice.
+                    # A slot's weight depends on all later slots, so the logits are computed twice.
                     for step, chosen, places in predicted:
                         logits = _logits([state[chosen] for state in states[step::steps]], matrices)[1]
                         accepted[step, chosen] = _acceptance(logits[: len(chosen)], targets, places)
-                    weights_of = dpace_weights(accepted, problem.counted.to(accepted.device), problem.dpace_alpha)
+                    part = slice(begin, begin + problem.chunk)
+                    counted = problem.counted[:, part].to(accepted.device)
+                    weights_of = dpace_weights(accepted[:, part], counted, problem.dpace_alpha)
                 for step, chosen, places in predicted:
                     parts, logits = _logits([state[chosen] for state in states[step::steps]], matrices)
-                    weighted = None if weights_of is None else weights_of[step, chosen]
+                    weighted = None if weights_of is None else weights_of[step, chosen - begin]
                     sums[:, step] += _score(
                         logits[: len(chosen)], targets, places, problem, accepted[step], chosen, weighted
                     )
