@@ -214,9 +214,9 @@ class _Loss(torch.autograd.Function):
                     for step, chosen, places in predicted:
                         logits = _logits([state[chosen] for state in states[step::steps]], matrices)[1]
                         accepted[step, chosen] = _acceptance(logits[: len(chosen)], targets, places)
-                    part = slice(begin, begin + problem.chunk)
-                    counted = problem.counted[:, part].to(accepted.device)
-                    weights_of = dpace_weights(accepted[:, part], counted, problem.dpace_alpha)
+                    own = slice(begin, begin + problem.chunk)
+                    counted = problem.counted[:, own].to(accepted.device)
+                    weights_of = dpace_weights(accepted[:, own], counted, problem.dpace_alpha)
                 for step, chosen, places in predicted:
                     parts, logits = _logits([state[chosen] for state in states[step::steps]], matrices)
                     weighted = None if weights_of is None else weights_of[step, chosen - begin]
