@@ -10,7 +10,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.train_eagle.training import unrolled_loss as module
-from specdec.train_eagle.training.unrolled_loss import LossKind, UnrolledLoss, dpace_weights, unrolled_loss
+from specdec.train_eagle.training.unrolled_loss import (
+    Factors,
+    LossKind,
+    UnrolledLoss,
+    dpace_weights,
+    scored_predictions,
+    unrolled_loss,
+)
 
 KINDS: tuple[LossKind, ...] = ("ce", "kl", "lk-hybrid", "ce-l1")
 
@@ -249,3 +256,19 @@ def test_weights_of_slots_by_what_is_lost_behind_them() -> None:
     torch.testing.assert_close(found, torch.tensor(expected))
     # With alpha 1, the slots from here on.
     assert dpace_weights(acceptance, counted, 1.0).tolist() == [[3, 2], [2, 1], [1, 0]]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+def test_paced_predictions_do_not_depend_on_the_chunks(chunk: int) -> None:
+    """Values, gradients and acceptances; an anchor in the middle has no predictions."""
+    counted = torch.tensor([[True, True, False, True, True], [True, False, False, True, True]])
+    case = make_case(9, torch.arange(5), counted, vocab=7, kind="ce", chunk=chunk, seed=3)
+
+    def paced(size: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+        logits, teacher = [Factors(case.states, case.weight)], (case.teacher_states, case.teacher_weight)
+        loss, accepted = scored_predictions(
+            logits, case.anchors, case.counted, *teacher, case.kind, case.step_weights, size, dpace_alpha=0.4
+        )
+        return loss.total, accepted, list(torch.autograd.grad(loss.total, [*case.states, case.weight]))
+
+    torch.testing.assert_close(paced(chunk), paced(100))
