@@ -118,25 +118,35 @@ INLINE void multiply_four(const product *p, int blocks, int64_t block) {
 }
 
 /* More rows, two tiles of them with two blocks, which are read half as often: sums in registers 0 to 3, inputs in 4 and 5,
-   weights in 6 and 7. */
+   weights in 6 and 7. Inputs `k` to `end` are multiplied; the first ones begin the sums, rows of `stride`. */
 #define MULTIPLY_SECOND(b, sum, tile)                                                                                  \
     if (blocks > b)                                                                                                    \
         _tile_dpbf16ps(sum, 5, tile);
 
-INLINE void multiply_square(const product *p, int rows, int more, int blocks, int64_t row, int64_t block) {
+INLINE void multiply_square(const product *p, int rows, int more, int blocks, int64_t row, int64_t block, int64_t k,
+                            int64_t end, float *sums, int64_t stride) {
     const int64_t depth = p->weight->depth;
-    const size_t block_bytes = (size_t)depth * BLOCK * 2;
+    const size_t block_bytes = (size_t)depth * BLOCK * 2, bytes = stride * 4;
     const char *weight = (const char *)p->weight->weight + block * block_bytes;
     const char *x = p->x + row * p->x_stride, *second = x + rows * p->x_stride;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    int64_t k = 0;
-    for (; k + TILE_DEPTH <= depth; k += TILE_DEPTH) {
+    float *second_sums = sums + rows * stride;
+    if (k) {
+        _tile_loadd(0, sums, bytes);
+        _tile_loadd(2, second_sums, bytes);
+        if (blocks > 1) {
+            _tile_loadd(1, sums + BLOCK, bytes);
+            _tile_loadd(3, second_sums + BLOCK, bytes);
+        }
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (; k + TILE_DEPTH <= end; k += TILE_DEPTH) {
         const char *w = weight + k * 32;
         /* The first rows bring the weights to the cache. */
-        const size_t ahead = row ? 0 : ahead_at(k, depth, blocks);
+        const size_t ahead = row || p->again ? 0 : ahead_at(k, depth, blocks);
         _tile_loadd(4, x + k * 2, p->x_stride);
         MULTIPLY_BLOCK(0, 6, w, ahead)
         MULTIPLY_BLOCK(1, 7, w + block_bytes, ahead)
@@ -144,7 +154,7 @@ INLINE void multiply_square(const product *p, int rows, int more, int blocks, in
         MULTIPLY_SECOND(0, 2, 6)
         MULTIPLY_SECOND(1, 3, 7)
     }
-    if (k < depth) {
+    if (k < end) {
         tile_rest rest;
         fill_rest(p, rows, more, blocks, x, weight, block_bytes, &rest);
         _tile_loadd(4, rest.inputs[0], 64);
@@ -154,16 +164,11 @@ INLINE void multiply_square(const product *p, int rows, int more, int blocks, in
         MULTIPLY_SECOND(0, 2, 6)
         MULTIPLY_SECOND(1, 3, 7)
     }
-    float sums[4][TILE_ROWS * BLOCK] __attribute__((aligned(64)));
-    _tile_stored(0, sums[0], 64);
-    _tile_stored(1, sums[1], 64);
-    _tile_stored(2, sums[2], 64);
-    _tile_stored(3, sums[3], 64);
-    for (int b = 0; b < blocks; b++) {
-        for (int r = 0; r < rows; r++)
-            write_tile_sums(p, row + r, block + b, load(sums[b] + r * BLOCK));
-        for (int r = 0; r < more; r++)
-            write_tile_sums(p, row + rows + r, block + b, load(sums[2 + b] + r * BLOCK));
+    _tile_stored(0, sums, bytes);
+    _tile_stored(2, second_sums, bytes);
+    if (blocks > 1) {
+        _tile_stored(1, sums + BLOCK, bytes);
+        _tile_stored(3, second_sums + BLOCK, bytes);
     }
 }
 
@@ -247,24 +252,45 @@ static void multiply_rows_in_tiles(const product *p, int64_t begin, int64_t end)
         }
 }
 
-/* Multiply more rows with the blocks `begin` to `end`, in pairs of tiles of about as many rows each. */
+/* Multiply more rows with the blocks `begin` to `end`, in pairs of tiles of about as many rows each. Such a pair meets four
+   blocks, DEPTH_KEPT inputs at a time, which stay in the nearest cache meanwhile. Sums to which nothing is added are made
+   where they go. */
+enum { DEPTH_KEPT = 288 };
+
 static void multiply_squares(const product *p, int64_t begin, int64_t end) {
     const int64_t tiles = (p->rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * 2;
+    const int64_t depth = p->weight->depth, steps = (depth + TILE_DEPTH - 1) / TILE_DEPTH;
+    const int adds = p->weight->bias || p->residual;
+    const int64_t stride = adds ? MOST_BLOCKS * BLOCK : p->out_stride;
+    float own[2 * TILE_ROWS * MOST_BLOCKS * BLOCK] __attribute__((aligned(64)));
     int first = 0, second = 0;
-    for (; begin < end; begin += 2)
+    for (; begin < end; begin += MOST_BLOCKS) {
+        const int blocks = end - begin < MOST_BLOCKS ? (int)(end - begin) : MOST_BLOCKS;
         for (int64_t tile = 0; tile < tiles; tile += 2) {
             const int64_t row = p->rows * tile / tiles, middle = p->rows * (tile + 1) / tiles;
             const int rows = (int)(middle - row), more = (int)(p->rows * (tile + 2) / tiles - middle);
+            /* The first rows read the weights from memory, in order. */
+            const int64_t parts = row || p->again ? (depth + DEPTH_KEPT - 1) / DEPTH_KEPT : 1;
+            float *sums = adds ? own : p->out + row * p->out_stride + begin * BLOCK - p->first_column;
             if (rows != first || more != second) {
                 first = rows;
                 second = more;
                 shape_tiles((int[]){rows, rows, more, more, rows, more, TILE_ROWS, TILE_ROWS}, 3 << 4, 64);
             }
-            if (end - begin > 1)
-                multiply_square(p, rows, more, 2, row, begin);
-            else
-                multiply_square(p, rows, more, 1, row, begin);
+            for (int64_t part = 0; part < parts; part++) {
+                const int64_t k = steps * part / parts * TILE_DEPTH, after = steps * (part + 1) / parts * TILE_DEPTH;
+                const int64_t stop = after < depth ? after : depth;
+                for (int b = 0; b < blocks; b += 2)
+                    if (blocks - b > 1)
+                        multiply_square(p, rows, more, 2, row, begin + b, k, stop, sums + b * BLOCK, stride);
+                    else
+                        multiply_square(p, rows, more, 1, row, begin + b, k, stop, sums + b * BLOCK, stride);
+            }
+            for (int r = 0; adds && r < rows + more; r++)
+                for (int b = 0; b < blocks; b++)
+                    write_sums(p, row + r, (begin + b) * BLOCK, load(own + r * stride + b * BLOCK));
         }
+    }
 }
 
 static void multiply_pairs_in_tiles(const product *p, int64_t begin, int64_t end) {

@@ -1,15 +1,8 @@
-/* Attention of packed rows over the paged cache, read in place. A row's keys come in the order of positions: the
-   cached ones, then its ancestors in the tree, as if those were cached.
-
-   Rows of one request and the query heads of a KV head are attended together as far as they see the same keys, so that
-   a key is read and widened once for all of them. Each query's sums are its own and in the order of its keys: which
-   queries are attended together changes no bit. */
+/* Attention by vectors. Rows are attended together as far as all of them see the same keys, then each by itself. */
 
 enum {
-    TILE_QUERIES = 8, /* queries that are attended together, or one row's if it has more */
     TOGETHER = 4, /* vectors of values that are summed side by side */
     KEYS_AHEAD = 16, /* keys that are asked for before they are used */
-    KEYS_MORE = KEYS_AHEAD + SUMMED + LANES, /* numbers behind the last key that may be read or written */
 #if defined(FORM_AVX512)
     MOST_QUERIES = 4, /* in registers */
 #else
@@ -17,48 +10,10 @@ enum {
 #endif
 };
 
-/* Rows of one request, `[begin, end)`, and one KV head. */
-typedef struct {
-    const step *s;
-    int64_t begin, end, heads, kv_heads, kv_head, dim;
-    int kind; /* of keys and values */
-    float scale;
-    int64_t window, first; /* tokens that a row sees, 0 for all; first entry that any row sees */
-    const float *slopes; /* [heads] of ALiBi, or NULL */
-} tile;
-
-INLINE int64_t rows_together(int64_t group) { return group < TILE_QUERIES ? TILE_QUERIES / group : 1; }
-
-/* Cut the rows of a step into tiles: write the first row of each, and the number of rows behind the last. Return their
-   number. */
-static int64_t cut_tiles(const step *s, int64_t group, int64_t *first) {
-    const int64_t most = rows_together(group);
-    int64_t tiles = 0;
-    for (int64_t begin = 0, end; begin < s->rows; begin = end) {
-        for (end = begin + 1; end < s->rows && s->request[end] == s->request[begin];)
-            end++;
-        int64_t parts = (end - begin + most - 1) / most;
-        for (int64_t part = 0; part < parts; part++)
-            first[tiles++] = begin + (end - begin) * part / parts;
-    }
-    first[tiles] = s->rows;
-    return tiles;
-}
-
-/* Most keys of any row. */
-static int64_t most_keys(const step *s) {
-    int64_t most = 0;
-    for (int64_t row = 0; row < s->rows; row++) {
-        int64_t keys = s->lengths[s->request[row]];
-        most = keys > most ? keys : most;
-    }
-    return most;
-}
-
-/* Floats of memory that a tile needs. */
-INLINE size_t tile_floats(const step *s, int64_t group, int64_t dim) {
-    const int64_t queries = rows_together(group) * group, keys = most_keys(s) + KEYS_MORE;
-    return queries * (2 * dim + keys + 1) + 2 * keys * (sizeof(char *) / sizeof(float));
+/* Floats of memory that the attention of `queries` queries takes. */
+INLINE size_t vector_floats(const step *s, int64_t queries, int64_t dim) {
+    const int64_t keys = most_keys(s) + KEYS_MORE;
+    return queries * (dim + keys + 1) + 2 * keys * (sizeof(char *) / sizeof(float));
 }
 
 /* Numbers of one query as the keys meet them: pairs of bfloat16 where the processor multiplies those, else floats. */
@@ -69,43 +24,6 @@ INLINE int query_kind(int kind) {
     (void)kind;
     return FLOAT32;
 #endif
-}
-
-INLINE const char *address(const tile *t, int64_t entry) {
-    const step *s = t->s;
-    const int64_t slot = s->tables[s->request[t->begin] * s->table_blocks + entry / s->block_size] * s->block_size +
-                         entry % s->block_size;
-    return (const char *)s->kv + slot * s->slot_bytes + t->kv_head * t->dim * kv_size(t->kind);
-}
-
-/* List the keys of cache entries. */
-INLINE int64_t list_entries(const tile *t, int64_t begin, int64_t end, const char **keys) {
-    const size_t slot_bytes = t->s->slot_bytes;
-    int64_t count = 0;
-    while (begin < end) {
-        int64_t left = t->s->block_size - begin % t->s->block_size;
-        left = end - begin < left ? end - begin : left;
-        const char *key = address(t, begin);
-        for (int64_t i = 0; i < left; i++)
-            keys[count++] = key + i * slot_bytes;
-        begin += left;
-    }
-    return count;
-}
-
-/* List the keys of a row's ancestors. */
-INLINE int64_t list_ancestors(const tile *t, int64_t row, const char **keys) {
-    const step *s = t->s;
-    int64_t count = 0;
-    for (int64_t word = 0; word < s->words; word++)
-        for (uint64_t bits = s->ancestors[row * s->words + word]; bits; bits &= bits - 1)
-            keys[count++] = address(t, s->tree_starts[s->request[row]] + word * 64 + __builtin_ctzll(bits));
-    return count;
-}
-
-INLINE void ask_for(const char *line, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += 64)
-        __builtin_prefetch(line + i);
 }
 
 /* Products of all keys with some queries of `dim` numbers. The number of queries and the kind are constants where
@@ -159,16 +77,6 @@ INLINE void score_keys(const char *const *keys, int64_t count, int64_t dim, int 
         for (int q = 0; q < queries; q++)
             memcpy(scores + q * stride + i, sums + q * side_by_side, side_by_side * sizeof *sums);
     }
-}
-
-/* Add ALiBi's bias (Press et al. 2021) to scores, still to be scaled: `slope` for each position that a key lies before
-   the last one, which is the row's own. Cached keys and ancestors are in the order of positions. */
-INLINE void add_distances(float *scores, int64_t count, float slope) {
-    float lane[LANES];
-    for (int i = 0; i < LANES; i++)
-        lane[i] = (float)i;
-    for (int64_t i = 0; i < count; i += LANES)
-        store(scores + i, fma_(load(lane) + splat((float)(i - count + 1)), splat(slope), load(scores + i)));
 }
 
 /* Turn scores, still to be scaled, into weights, up to a factor, which is returned. */
@@ -282,15 +190,6 @@ static void mix_queries(const char *const *values, int64_t offset, int64_t count
 #undef MIX
 }
 
-/* List a row's keys behind the first `shared` entries. */
-INLINE int64_t list_rest(const tile *t, int64_t row, int64_t shared, const char **keys) {
-    int64_t count = list_entries(t, shared, t->s->visible[row], keys);
-    count += list_ancestors(t, row, keys + count);
-    for (int i = 0; count && i < KEYS_MORE; i++)
-        keys[count + i] = keys[count - 1];
-    return count;
-}
-
 static void attend_rows(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
     const int kind = t->kind;
     const int64_t group = t->heads / t->kv_heads, dim = t->dim, all = (t->end - t->begin) * group;
@@ -342,20 +241,40 @@ static void attend_rows(const tile *t, const float *queries, int64_t query_strid
     }
 }
 
-/* First entry that a row sees: of a node, as many before it as tokens of its path leave of the window. */
-static int64_t first_seen(const tile *t, int64_t row) {
-    const step *s = t->s;
-    const int64_t least = s->firsts ? s->firsts[s->request[row]] : s->first;
-    if (!t->window)
-        return least;
-    int64_t first = s->visible[row] - t->window;
-    for (int64_t word = 0; word < s->words; word++)
-        first += __builtin_popcountll(s->ancestors[row * s->words + word]);
-    return first > least ? first : least;
+/* How the rows of a step are attended.
+
+   tiles: number of tiles of rows.
+   first: row of each, and the number of rows behind the last.
+   floats, before: memory of a tile, at whose end is what comes out; floats before that. */
+typedef struct {
+    int64_t tiles;
+    const int64_t *first;
+    size_t floats, before;
+} tiling;
+
+/* `first` has room for one more than there are rows. */
+static tiling tile_rows_of(const step *s, int64_t heads, int64_t kv_heads, int64_t dim, int threads, int64_t *first) {
+    const int64_t group = heads / kv_heads, most = rows_together(s, group, kv_heads, dim, threads), queries = most * group;
+    size_t before = vector_floats(s, queries, dim);
+#if defined(FORM_AMX)
+    if (attends_in_tiles(s->kv_kind, dim))
+        before = matrix_floats(s, queries, group, dim);
+#endif
+    return (tiling){cut_tiles(s, most, first), first, before + queries * dim, before};
+}
+
+static void attend_together(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
+#if defined(FORM_AMX)
+    if (attends_in_tiles(t->kind, t->dim)) {
+        attend_in_tiles(t, queries, query_stride, memory, out);
+        return;
+    }
+#endif
+    attend_rows(t, queries, query_stride, memory, out);
 }
 
 /* Attend with a tile's queries: rows of `query_stride` floats. `out` is `[rows][heads of the
-   group][dim]`, `memory` holds `tile_floats`. Rows whose windows begin at entries of their own are attended one by one,
+   group][dim]`, `memory` holds the floats of a `tiling`. Rows whose windows begin at entries of their own are attended one by one,
    so that a row's keys are summed in their order. */
 static void attend_tile(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
     tile part = *t;
@@ -364,14 +283,14 @@ static void attend_tile(const tile *t, const float *queries, int64_t query_strid
     for (int64_t row = t->begin; row < t->end; row++)
         slides |= first_seen(t, row) > part.first;
     if (!slides) {
-        attend_rows(&part, queries, query_stride, memory, out);
+        attend_together(&part, queries, query_stride, memory, out);
         return;
     }
     for (int64_t row = t->begin; row < t->end; row++) {
         part.begin = row;
         part.end = row + 1;
         part.first = first_seen(t, row);
-        attend_rows(&part, queries + (row - t->begin) * query_stride, query_stride, memory,
+        attend_together(&part, queries + (row - t->begin) * query_stride, query_stride, memory,
                     out + (row - t->begin) * (t->heads / t->kv_heads) * t->dim);
     }
 }

@@ -24,6 +24,10 @@
 #include "products.h"
 #include "kv_entries.h"
 #include "adapters.h"
+#include "seen_keys.h"
+#if defined(FORM_AMX)
+#include "amx_attention.h"
+#endif
 #include "attention.h"
 #include "layers.h"
 #include "target.h"

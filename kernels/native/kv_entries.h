@@ -75,7 +75,7 @@ INLINE float largest_code(int kind) { return kind == KV_INT8 ? 127.0f : kind == 
 INLINE vu codes_of(vf x, int kind) {
     const vf most = splat(largest_code(kind));
     x = (vf)((vu)x & (vu)(x == x));
-    x = -largest_of(-most, -largest_of(-most, x));
+    x = smallest_of(most, largest_of(-most, x));
     if (kind == KV_INT8) /* The sum's last bits are the whole number. */
         return (vu)(x + splat(12582912.0f)) & 0xff;
     const vu bits = (vu)x, size = bits & 0x7fffffff, sign = bits >> 24 & 0x80;

@@ -4,6 +4,13 @@
 /* Items of a job that are done together: rows that are normed, heads that are rotated. */
 enum { ROWS_AT_ONCE = 4, HEADS_AT_ONCE = 8 };
 
+/* Rows of a panel: whole tiles. */
+#if defined(FORM_AMX)
+enum { PANEL_ROWS = 2 * TILE_ROWS };
+#else
+enum { PANEL_ROWS = 4 * MOST_ROWS };
+#endif
+
 /* `weight * x / sqrt(mean(x^2) + eps)` (Zhang & Sennrich 2019); `out` may be `x`. */
 static void norm_row(const float *x, const float *weight, double eps, int64_t size, float *out) {
     vf squares = splat(0);
@@ -29,7 +36,8 @@ static void rotate_head(float *x, const float *cos, const float *sin, int64_t di
     }
 }
 
-/* Products in chunks of the thread's share, each handed on as floats `[rows][CHUNK * BLOCK]` in the thread's memory. */
+/* Products in chunks of the thread's share and in panels of rows, each handed on as floats `[rows][CHUNK * BLOCK]` in the
+   thread's memory. */
 typedef struct {
     context *c;
     const matrix *weight;
@@ -41,43 +49,72 @@ typedef struct {
     size_t adapter;
 } chunks;
 
-INLINE int64_t multiply_chunk(const chunks *job, int64_t begin, int64_t end) {
-    int64_t last = begin + CHUNK < end ? begin + CHUNK : end;
-    product p = {
-        .weight = job->weight, .x = job->x, .x_stride = input_stride(job->weight), .out = job->own,
-        .out_stride = CHUNK * BLOCK, .first_column = begin * BLOCK, .residual = job->residual,
-        .residual_stride = job->residual_stride, .rows = job->rows,
-    };
-    multiply(&p, begin, last);
-    if (job->adapted)
-        add_adapters(job->c, job->adapted, job->adapter, job->own, CHUNK * BLOCK, begin * BLOCK, begin, last);
-    return last;
+/* The rows `[row, beyond)` of a job. */
+INLINE chunks some_rows(const chunks *job, int64_t row, int64_t beyond) {
+    chunks part = *job;
+    part.x += row * input_stride(job->weight);
+    part.rows = beyond - row;
+    if (job->residual)
+        part.residual += row * job->residual_stride;
+    return part;
 }
+
+/* Number of parts into which rows are divided: equal ones of at most `most`. Adapters take all rows at once. */
+INLINE int64_t parts_of(const chunks *job, int64_t most) {
+    return job->adapted && job->adapted->spans ? 1 : (job->rows + most - 1) / most;
+}
+
+/* Rows whose products stay in the nearest cache; of weights in few bits more, since they are unpacked for each panel. */
+INLINE int64_t rows_of_panel(const matrix *weight) { return is_quantized(weight) ? 8 * PANEL_ROWS : PANEL_ROWS; }
+
+/* Multiply a panel of rows with a chunk of blocks. */
+INLINE void multiply_chunk(const chunks *panel, int again, int64_t begin, int64_t end) {
+    product p = {
+        .weight = panel->weight, .x = panel->x, .x_stride = input_stride(panel->weight), .out = panel->own,
+        .out_stride = CHUNK * BLOCK, .first_column = begin * BLOCK, .residual = panel->residual,
+        .residual_stride = panel->residual_stride, .rows = panel->rows, .again = again,
+    };
+    multiply(&p, begin, end);
+    if (panel->adapted)
+        add_adapters(panel->c, panel->adapted, panel->adapter, panel->own, CHUNK * BLOCK, begin * BLOCK, begin, end);
+}
+
+/* Return the block behind the chunk that begins at one. */
+INLINE int64_t chunk_end(int64_t begin, int64_t end) { return begin + CHUNK < end ? begin + CHUNK : end; }
 
 /* Multiply some blocks of columns and write them as rows of `stride` numbers of a kind. */
 static void multiply_part(const chunks *job, int64_t begin, int64_t end, int dtype, void *out, int64_t stride) {
-    const matrix *m = job->weight;
+    const int64_t panels = parts_of(job, rows_of_panel(job->weight)), columns = job->weight->columns;
     for (int64_t last; begin < end; begin = last) {
-        last = multiply_chunk(job, begin, end);
-        int64_t column = begin * BLOCK, beyond = last * BLOCK < m->columns ? last * BLOCK : m->columns;
-        for (int64_t row = 0; row < job->rows; row++)
-            from_floats((char *)out + (row * stride + column) * size_of(dtype), job->own + row * CHUNK * BLOCK,
-                        beyond - column, dtype);
+        last = chunk_end(begin, end);
+        const int64_t column = begin * BLOCK, count = (last * BLOCK < columns ? last * BLOCK : columns) - column;
+        for (int64_t i = 0, row = 0; i < panels; i++) {
+            const chunks panel = some_rows(job, row, job->rows * (i + 1) / panels);
+            multiply_chunk(&panel, i > 0, begin, last);
+            for (int64_t r = 0; r < panel.rows; r++, row++)
+                from_floats((char *)out + (row * stride + column) * size_of(dtype), job->own + r * CHUNK * BLOCK, count,
+                            dtype);
+        }
     }
 }
 
 /* Multiply gate and up, of which each chunk has two blocks, and write `silu(gate) * up` as inputs to `down`. */
 static void multiply_gated(const chunks *job, int64_t begin, int64_t end, const matrix *down, char *out) {
     const int kind = input_kind(down);
+    const int64_t panels = parts_of(job, rows_of_panel(job->weight)), stride = input_stride(down);
     for (int64_t last; begin < end; begin = last) {
-        last = multiply_chunk(job, begin, end);
-        for (int64_t row = 0; row < job->rows; row++)
-            for (int i = 0; i < CHUNK / 2 * BLOCK; i += LANES) {
-                const float *gate = job->own + row * CHUNK * BLOCK + i;
-                char *to = out + row * input_stride(down) + (begin / 2 * BLOCK + i) * size_of(kind);
-                vf g = load(gate);
-                store_as(to, g / (splat(1) + exp_(-g)) * load(gate + CHUNK / 2 * BLOCK), kind);
-            }
+        last = chunk_end(begin, end);
+        for (int64_t i = 0, row = 0; i < panels; i++) {
+            const chunks panel = some_rows(job, row, job->rows * (i + 1) / panels);
+            multiply_chunk(&panel, i > 0, begin, last);
+            for (int64_t r = 0; r < panel.rows; r++, row++)
+                for (int n = 0; n < CHUNK / 2 * BLOCK; n += LANES) {
+                    const float *gate = job->own + r * CHUNK * BLOCK + n;
+                    char *to = out + row * stride + (begin / 2 * BLOCK + n) * size_of(kind);
+                    vf g = load(gate);
+                    store_as(to, g / (splat(1) + exp_(-g)) * load(gate + CHUNK / 2 * BLOCK), kind);
+                }
+        }
     }
 }
 
@@ -87,6 +124,7 @@ typedef struct {
     const step *s;
     const char *x, *residual;
     char *out;
+    tiling tiles;
 } layer_job;
 
 static void put_states(const layer_job *j, int64_t row, float *own) {
@@ -158,18 +196,17 @@ static void mix_work(void *argument, int thread, int64_t begin, int64_t end) {
     const layer *l = j->l;
     const int kind = input_kind(&l->output);
     const int64_t group = l->heads / l->kv_heads, numbers = group * l->head_dim, width = l->qkv.blocks * BLOCK;
-    const int64_t *first = j->c->buffers[TILES].memory;
     const size_t stride = input_stride(&l->output);
     float *own = j->c->own[thread].memory;
     for (int64_t item = begin; item < end; item++) {
-        const int64_t *rows = first + item / l->kv_heads, head = item % l->kv_heads;
+        const int64_t *rows = j->tiles.first + tile_in_turn(item / l->kv_heads, j->tiles.tiles), head = item % l->kv_heads;
         tile t = {
             .s = j->s, .begin = rows[0], .end = rows[1], .heads = l->heads, .kv_heads = l->kv_heads, .kv_head = head,
             .dim = l->head_dim, .kind = (int)j->s->kv_kind, .scale = 1.0f / sqrtf((float)l->head_dim),
             .window = l->window, .slopes = l->slopes,
         };
         float *queries = (float *)j->c->buffers[QKV].memory + t.begin * width + head * numbers;
-        float *out = own + tile_floats(j->s, group, l->head_dim) - rows_together(group) * numbers;
+        float *out = own + j->tiles.before;
         attend_tile(&t, queries, width, own, out);
         for (int64_t row = t.begin; row < t.end; row++)
             from_floats((char *)j->c->buffers[MIXED].memory + row * stride + head * numbers * size_of(kind),
@@ -259,8 +296,12 @@ static void run_low_beside(const layer_job *j, const matrix *m, size_t adapter, 
 }
 
 static int run_layer(context *c, const layer *l, const step *s, const void *x, const void *residual, void *out) {
-    const size_t rows = s->rows, width = l->output.blocks * BLOCK, group = l->heads / l->kv_heads;
-    size_t own = larger(rows * CHUNK * BLOCK, tile_floats(s, group, l->head_dim));
+    const size_t rows = s->rows, width = l->output.blocks * BLOCK;
+    int64_t *first = reserve(&c->buffers[TILES], (rows + 1) * sizeof(int64_t));
+    if (!first)
+        return -1;
+    const tiling tiles = tile_rows_of(s, l->heads, l->kv_heads, l->head_dim, pool_threads(c->threads), first);
+    size_t own = larger(rows * CHUNK * BLOCK, tiles.floats);
     own = larger(own, larger(2 * l->head_dim, larger(l->qkv.depth, l->hidden)));
     int lacks = reserve_own(c, own);
     lacks |= !reserve(&c->buffers[STATES], rows * width * 4);
@@ -269,26 +310,24 @@ static int run_layer(context *c, const layer *l, const step *s, const void *x, c
     lacks |= !reserve(&c->buffers[QKV], rows * l->qkv.blocks * BLOCK * 4);
     lacks |= !reserve(&c->buffers[MIXED], rows * input_stride(&l->output));
     lacks |= !reserve(&c->buffers[ACTIVATED], rows * input_stride(&l->down));
-    lacks |= !reserve(&c->buffers[TILES], (rows + 1) * sizeof(int64_t));
     lacks |= s->spans && reserve_low(c, s);
     if (lacks)
         return -1;
-    const int64_t tiles = cut_tiles(s, group, c->buffers[TILES].memory);
-    layer_job j = {.c = c, .l = l, .s = s, .x = x, .residual = residual, .out = out};
+    layer_job j = {.c = c, .l = l, .s = s, .x = x, .residual = residual, .out = out, .tiles = tiles};
     pool_each(c->threads, rows, ROWS_AT_ONCE, states_work, &j);
     run_low_beside(&j, &l->qkv, offsetof(layer_adapter, qkv), INPUTS);
-    pool_each(c->threads, l->qkv.blocks, CHUNK, qkv_work, &j);
+    pool_each(c->threads, l->qkv.blocks, 2, qkv_work, &j);
     pool_each(c->threads, rows * (l->heads + 2 * l->kv_heads), HEADS_AT_ONCE, heads_work, &j);
-    pool_each(c->threads, tiles * l->kv_heads, 1, mix_work, &j);
+    pool_each(c->threads, tiles.tiles * l->kv_heads, 1, mix_work, &j);
     finish_rows(c, &l->output, MIXED, rows, l->output.inputs);
     run_low_beside(&j, &l->output, offsetof(layer_adapter, output), MIXED);
-    pool_each(c->threads, l->output.blocks, CHUNK, output_work, &j);
+    pool_each(c->threads, l->output.blocks, 2, output_work, &j);
     pool_each(c->threads, rows, ROWS_AT_ONCE, norms_work, &j);
     run_low_beside(&j, &l->gate_up, offsetof(layer_adapter, gate_up), INPUTS);
     pool_each(c->threads, l->gate_up.blocks, CHUNK, gate_work, &j);
     finish_rows(c, &l->down, ACTIVATED, rows, l->down.depth);
     run_low_beside(&j, &l->down, offsetof(layer_adapter, down), ACTIVATED);
-    pool_each(c->threads, l->down.blocks, CHUNK, down_work, &j);
+    pool_each(c->threads, l->down.blocks, 2, down_work, &j);
     return 0;
 }
 
@@ -374,22 +413,21 @@ typedef struct {
     const step *s;
     const char *query;
     char *out;
+    tiling tiles;
 } attend_job;
 
 static void attend_work(void *argument, int thread, int64_t begin, int64_t end) {
     const attend_job *j = argument;
     const int dtype = j->c->dtype;
     const int64_t group = j->heads / j->kv_heads, numbers = group * j->head_dim;
-    const int64_t *first = j->c->buffers[TILES].memory;
-    float *own = j->c->own[thread].memory, *queries = own + tile_floats(j->s, group, j->head_dim);
+    float *own = j->c->own[thread].memory, *out = own + j->tiles.before, *queries = own + j->tiles.floats;
     for (int64_t item = begin; item < end; item++) {
-        const int64_t *rows = first + item / j->kv_heads, head = item % j->kv_heads;
+        const int64_t *rows = j->tiles.first + tile_in_turn(item / j->kv_heads, j->tiles.tiles), head = item % j->kv_heads;
         tile t = {
             .s = j->s, .begin = rows[0], .end = rows[1], .heads = j->heads, .kv_heads = j->kv_heads, .kv_head = head,
             .dim = j->head_dim, .kind = (int)j->s->kv_kind, .scale = (float)j->scale, .window = j->window,
             .slopes = j->slopes,
         };
-        float *out = queries - rows_together(group) * numbers;
         for (int64_t row = t.begin; row < t.end; row++)
             to_floats(queries + (row - t.begin) * numbers,
                       j->query + (row * j->kv_heads + head) * numbers * size_of(dtype), numbers, dtype);
@@ -402,15 +440,17 @@ static void attend_work(void *argument, int thread, int64_t begin, int64_t end) 
 
 static int attend(context *c, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window, const float *slopes,
                   double scale, const step *s, const void *query, void *out) {
-    const int64_t group = heads / kv_heads;
-    if (reserve_own(c, tile_floats(s, group, head_dim) + rows_together(group) * group * head_dim) ||
-        !reserve(&c->buffers[TILES], (s->rows + 1) * sizeof(int64_t)))
+    int64_t *first = reserve(&c->buffers[TILES], (s->rows + 1) * sizeof(int64_t));
+    if (!first)
+        return -1;
+    const tiling tiles = tile_rows_of(s, heads, kv_heads, head_dim, pool_threads(c->threads), first);
+    if (reserve_own(c, 2 * tiles.floats - tiles.before))
         return -1;
     attend_job j = {
         .c = c, .heads = heads, .kv_heads = kv_heads, .head_dim = head_dim, .window = window, .slopes = slopes,
-        .scale = scale, .s = s, .query = query, .out = out,
+        .scale = scale, .s = s, .query = query, .out = out, .tiles = tiles,
     };
-    pool_each(c->threads, cut_tiles(s, group, c->buffers[TILES].memory) * kv_heads, 1, attend_work, &j);
+    pool_each(c->threads, tiles.tiles * kv_heads, 1, attend_work, &j);
     return 0;
 }
 

@@ -34,6 +34,7 @@ typedef struct {
     const float *residual; /* added to the result, where not NULL: rows of `residual_stride` floats, all columns */
     int64_t residual_stride;
     int64_t rows;
+    int again; /* whether other rows have just been multiplied with the weight */
 } product;
 
 /* Whether a weight's numbers meet rows as pairs of bfloat16, which the processor multiplies, or as floats. Numbers of 8

@@ -51,9 +51,28 @@ INLINE vf fma_(vf a, vf b, vf c) {
 #endif
 }
 
+/* a where it is larger, else b. */
 INLINE vf largest_of(vf a, vf b) {
+#if defined(FORM_AVX512)
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(FORM_AVX2)
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
     vi first = a > b;
     return (vf)(((vi)a & first) | ((vi)b & ~first));
+#endif
+}
+
+/* a where it is smaller, else b. */
+INLINE vf smallest_of(vf a, vf b) {
+#if defined(FORM_AVX512)
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(FORM_AVX2)
+    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    vi first = a < b;
+    return (vf)(((vi)a & first) | ((vi)b & ~first));
+#endif
 }
 
 /* Bit l is set where lane l of a comparison's outcome is. */
@@ -118,7 +137,7 @@ INLINE vf exp_(vf x) {
     const vf rounder = splat(12582912.0f);
     vi tiny = x < splat(-87.0f);
     x = largest_of(splat(-87.0f), x);
-    x = -largest_of(splat(-88.0f), -x);
+    x = smallest_of(splat(88.0f), x);
     vf n = fma_(x, splat(1.44269504f), rounder);
     vu exponent = (vu)n << 23;
     n -= rounder;
@@ -213,6 +232,10 @@ INLINE uint16_t half_of(float x) {
 INLINE void store_as(void *p, vf x, int kind) {
     if (kind == FLOAT32) {
         store(p, x);
+#if defined(FORM_PAIRS)
+    } else if (kind == BFLOAT16) {
+        _mm256_storeu_si256(p, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#endif
     } else if (kind == BFLOAT16) {
         vu bits = (vu)x, nan = (vu)(x != x);
         bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
