@@ -1,4 +1,4 @@
-"""Table of the compiled kernels' products, by form and number of rows."""
+"""Tables of the compiled kernels' products, by form and number of rows, and of passes over prompts."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,4 +30,27 @@ def _products() -> str:
     return f"{table(header, lines)}\n\nSum of one large tensor by torch: {speeds} GB/s. {source('products')}"
 
 
-PARTS: dict[str, Callable[[], str]] = {"results-products": _products}
+def _first_tokens() -> str:
+    """Return the time to the first token by a prompt's length, and the share of the processor's speed."""
+    models = {"first_token_smollm2": "SmolLM2-135M", "first_token_wide": "widened target (256M)"}
+    lines = [
+        [
+            model,
+            f"{row['tokens']:,}",
+            f"{row['before_ms']:.0f}",
+            f"{row['now_ms']:.0f}",
+            f"{row['of_product']:.0%}",
+            f"{row['of_tiles']:.0%}",
+        ]
+        for name, model in models.items()
+        for row in read(name)["rows"]
+    ]
+    header = ["model", "tokens", "ms, before", "ms", "of torch's product", "of tile registers"]
+    speeds = ", ".join(f"{read(name)['product_speed']:.1f} and {read(name)['tiles_speed']:.1f}" for name in models)
+    return (
+        f"{table(header, lines)}\n\nSpeeds of torch's product and of tile registers in the two runs: {speeds} "
+        f"Tflop/s. {source('first_token_smollm2', 'first_token MODEL --name NAME --before TREE')}"
+    )
+
+
+PARTS: dict[str, Callable[[], str]] = {"results-products": _products, "results-first-token": _first_tokens}
