@@ -2,7 +2,7 @@
 
     python -m benchmarks.tree_shapes
 
-The default of `specdec.config.CPU_SHAPE` is chosen by this table.
+Trees are fixed. The default, `specdec.config.CPU_SHAPE`, bounds adaptive trees and is chosen with these on.
 """
 
 import argparse

@@ -32,8 +32,9 @@ AUTO = "auto"
 LONGEST_CONTEXT = 2**22
 # EAGLE-2, paper and code: depth 6, 10 expanded a level, 60 verified.
 EAGLE2_SHAPE = DraftShape(6, 10, 60)
-# On a CPU, where every row and level costs: the best of `benchmarks/tree_shapes.py`.
-CPU_SHAPE = DraftShape(6, 3, 8, min_reach=0.6)
+# On a CPU, where every level costs. 15 nodes and a root are 16 rows, which fill a tile register; adaptive trees have
+# fewer where rows cost more.
+CPU_SHAPE = DraftShape(6, 4, 15, min_reach=0.4)
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 BUILT_IN_RULES = ("coupled", "rejection")
 ExecutorBackend = Literal["mp", "ray"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specdec import LLM, DraftShape, SamplingParams
+from specdec.config import CPU_SHAPE
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.drafter import Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
@@ -216,9 +217,9 @@ def test_nothing_ends_the_output_before_its_least_length(run: Run) -> None:
 @pytest.mark.parametrize(
     ("args", "verifier", "proposal", "shape"),
     [
-        ((), CoupledVerifier, Proposal.COUPLED, DraftShape(2, 48, 64, 0.6)),
+        ((), CoupledVerifier, Proposal.COUPLED, DraftShape(2, 48, 64, CPU_SHAPE.min_reach)),
         (("--verify", "coupled", "--min-reach", 0), CoupledVerifier, Proposal.COUPLED, DraftShape(2, 48, 64)),
-        (("--verify", "rejection"), RejectionVerifier, Proposal.DRAWN, DraftShape(2, 48, 64, 0.6)),
+        (("--verify", "rejection"), RejectionVerifier, Proposal.DRAWN, DraftShape(2, 48, 64, CPU_SHAPE.min_reach)),
         (("--min-reach", 0.25, "--nodes", 7), CoupledVerifier, Proposal.COUPLED, DraftShape(2, 48, 7, 0.25)),
     ],
 )
