@@ -31,7 +31,7 @@ head=heads/smollm2-135m-instruct-eagle3
 
 for temperature in 0 1; do
   # shellcheck disable=SC2086
-  bench tau_$temperature acceptance spec-bench --model smollm2 --draft $head --temperature $temperature --num-prompts 4 \
+  bench tau_$temperature acceptance spec-bench --model smollm2 --draft $head:nodes=8,branching=3,min_reach=0.6 --temperature $temperature --num-prompts 4 \
     --max-tokens 128
 done
 timed="--ignore-eos --max-tokens 64 --num-prompts 1 --rounds 2"

@@ -33,18 +33,8 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 IMAGES = ROOT / "docs" / "images"
-PARTS = {
-    **options.PARTS,
-    **code_map.PARTS,
-    **results.PARTS,
-    **peers.PARTS,
-    **heads.PARTS,
-    **fewer_bits.PARTS,
-    **products.PARTS,
-    **gpu.PARTS,
-    **simulation.PARTS,
-    **smollm2.PARTS,
-}
+MODULES = (options, code_map, results, peers, heads, fewer_bits, products, gpu, simulation, smollm2)
+PARTS = {name: part for module in MODULES for name, part in module.PARTS.items()}
 
 
 def documents() -> dict[Path, str]:

@@ -125,6 +125,10 @@ def test_generated_parts_are_up_to_date(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == up_to_date()[path], REMEDY
 
 
+def test_no_generated_part_hides_another() -> None:
+    assert len(generate.PARTS) == sum(len(module.PARTS) for module in generate.MODULES)
+
+
 def test_plots_are_up_to_date() -> None:
     assert not plots.outdated(generate.IMAGES), REMEDY
 

@@ -53,4 +53,4 @@ def _first_tokens() -> str:
     )
 
 
-PARTS: dict[str, Callable[[], str]] = {"results-products": _products, "results-first-token": _first_tokens}
+PARTS: dict[str, Callable[[], str]] = {"results-products": _products, "results-prompts": _first_tokens}
