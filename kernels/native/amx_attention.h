@@ -25,31 +25,31 @@ typedef struct {
 
 INLINE int64_t round_up(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 
-/* Give a part of memory, beginning at a line of the cache. */
-INLINE void *take(char **memory, size_t bytes) {
-    char *part = *memory;
-    *memory += (bytes + 63) / 64 * 64;
+/* Give a part of memory from byte `at` on, beginning at a line of the cache. */
+INLINE void *take(char *memory, size_t *at, size_t bytes) {
+    void *part = memory ? memory + *at : NULL;
+    *at += (bytes + 63) / 64 * 64;
     return part;
 }
 
-/* Divide memory; return the bytes that are needed. */
+/* Divide memory, or none to count; return the bytes that are needed. */
 static size_t place_attended(attended *a, char *memory, int64_t keys, int64_t queries, int64_t group, int64_t dim) {
-    char *at = memory;
+    size_t at = 0;
     const int64_t all = round_up(queries, TILE_ROWS), one = round_up(group, TILE_ROWS);
     /* An odd number of lines, so that rows do not lie at the same places of the cache. */
     a->stride = (keys + KEYS_MORE) / 32 * 32 + 16;
-    a->keys = take(&at, (keys + KEYS_MORE) * sizeof(char *));
-    a->rest = take(&at, (keys + KEYS_MORE) * sizeof(char *));
-    a->queries = take(&at, all * dim * 2);
-    a->own = take(&at, one * dim * 2);
-    a->scores = take(&at, (queries + TILE_ROWS) * a->stride * 4);
-    a->copied = take(&at, KEYS_TOGETHER * dim * 2);
-    a->values = take(&at, KEYS_KEPT * dim * 2);
-    a->sums = take(&at, 4 * TILE_BYTES);
-    a->mixed = take(&at, (queries + TILE_ROWS) * dim * 4);
-    a->mixed_own = take(&at, one * dim * 4);
-    a->share = take(&at, queries * 4);
-    return at - memory;
+    a->keys = take(memory, &at, (keys + KEYS_MORE) * sizeof(char *));
+    a->rest = take(memory, &at, (keys + KEYS_MORE) * sizeof(char *));
+    a->queries = take(memory, &at, all * dim * 2);
+    a->own = take(memory, &at, one * dim * 2);
+    a->scores = take(memory, &at, (queries + TILE_ROWS) * a->stride * 4);
+    a->copied = take(memory, &at, KEYS_TOGETHER * dim * 2);
+    a->values = take(memory, &at, KEYS_KEPT * dim * 2);
+    a->sums = take(memory, &at, 4 * TILE_BYTES);
+    a->mixed = take(memory, &at, (queries + TILE_ROWS) * dim * 4);
+    a->mixed_own = take(memory, &at, one * dim * 4);
+    a->share = take(memory, &at, queries * 4);
+    return at;
 }
 
 INLINE size_t matrix_floats(const step *s, int64_t queries, int64_t group, int64_t dim) {

@@ -27,7 +27,7 @@ TAPS = (2, 3, 6)
 def save_sliding(folder: Path, **sizes: Any) -> None:
     """A Mistral whose window is shorter than the conversations."""
     torch.manual_seed(0)
-    MistralForCausalLM(MistralConfig(**{**TINY, "sliding_window": 8, **sizes})).to(torch.float64).save_pretrained(
+    MistralForCausalLM(MistralConfig(**{**TINY, "sliding_window": 16, **sizes})).to(torch.float64).save_pretrained(
         folder
     )
 

@@ -312,7 +312,7 @@ def test_drafts_and_sampling_are_those_of_the_options(
     assert all(params.stop_strings == ("w3",) for params, _ in seen)
     plain = (tmp_path / "answers.jsonl").read_bytes()
     result = run(**options, draft="ngram", out=tmp_path / "drafted.jsonl")
-    assert re.search(r"tau \d\.\d\d \(at most 8 nodes, depth 6\)", result.out)
+    assert re.search(r"tau \d\.\d\d \(at most 15 nodes, depth 6\)", result.out)
     drafted = seen[-1][1].config
     assert (drafted.chains, drafted.dtype, drafted.device) == (("ngram",), "float64", "cpu")
     assert (tmp_path / "drafted.jsonl").read_bytes() == plain

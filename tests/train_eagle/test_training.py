@@ -250,12 +250,12 @@ def test_a_run_says_what_it_does_and_keeps_its_settings(
 def test_beside_tau_stands_the_tree_and_both_trees_are_shown(
     target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """60 nodes, by which heads are compared, and 8, with which a CPU serves: while it runs, at the end, and later."""
+    """60 nodes, by which heads are compared, and 15, with which a CPU serves: while it runs, at the end, and later."""
     # In bfloat16 the run's kernels and the engine's round differently, and tau with them.
     given = {"--evaluate-prompts": "4", "--epochs": "2", "--mixed-precision": "no"}
     main(command(target, data, tmp_path / "head", *(word for pair in given.items() for word in pair)))
     printed = capsys.readouterr().out
-    both = r"tau \d\.\d\d \(60 nodes, depth 6\), \d\.\d\d \(8 nodes, depth 6\)"
+    both = r"tau \d\.\d\d \(60 nodes, depth 6\), \d\.\d\d \(15 nodes, depth 6\)"
     assert re.search(rf"^step .* held out: .*, {both}$", printed, re.MULTILINE)
     assert re.search(rf"^head      the best one, .*; {both} on 4 held-out prompts$", printed, re.MULTILINE)
     assert not re.search(r"tau \d\.\d\d(?! \()", printed)

@@ -1,6 +1,7 @@
 """From settings to what drafts."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,9 @@ def test_the_default_depth_of_a_block_head_is_that_of_its_block(world: World) ->
         for shape, wanted in shapes:
             llm = LLM(world.folder / "target", world.draft(draft), shape=shape, adaptive_drafts=False)
             assert isinstance(llm.engine.worker.drafter, BlockDrafter)
-            reach = shape.min_reach if isinstance(shape, DraftShape) else CPU_SHAPE.min_reach
-            assert llm.engine.worker.drafter.shape == BlockShape(wanted, 3, 8, reach, rows=5)
+            given = shape if isinstance(shape, DraftShape) else replace(CPU_SHAPE, **(shape or {}))
+            bounds = given.branching, given.nodes, given.min_reach
+            assert llm.engine.worker.drafter.shape == BlockShape(wanted, *bounds, rows=5)
 
 
 def test_drafts_of_a_prefix_that_another_request_has_read_are_the_same(world: World) -> None:
