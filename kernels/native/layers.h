@@ -1,8 +1,8 @@
 /* A decoder layer in one call, and its parts by themselves. Activations between the parts are floats; they are rounded
    where a layer ends, where keys and values are stored, and where bfloat16 pairs are multiplied. */
 
-/* Items of a job that are done together: rows that are normed, heads that are rotated. */
-enum { ROWS_AT_ONCE = 4, HEADS_AT_ONCE = 8 };
+/* Items of a job that go to one thread together: rows that are normed, heads that are rotated, blocks of a product. */
+enum { ROWS_AT_ONCE = 4, HEADS_AT_ONCE = 8, BLOCKS_AT_ONCE = 2 };
 
 /* Rows of a panel: whole tiles. */
 #if defined(FORM_AMX)
@@ -316,18 +316,18 @@ static int run_layer(context *c, const layer *l, const step *s, const void *x, c
     layer_job j = {.c = c, .l = l, .s = s, .x = x, .residual = residual, .out = out, .tiles = tiles};
     pool_each(c->threads, rows, ROWS_AT_ONCE, states_work, &j);
     run_low_beside(&j, &l->qkv, offsetof(layer_adapter, qkv), INPUTS);
-    pool_each(c->threads, l->qkv.blocks, 2, qkv_work, &j);
+    pool_each(c->threads, l->qkv.blocks, BLOCKS_AT_ONCE, qkv_work, &j);
     pool_each(c->threads, rows * (l->heads + 2 * l->kv_heads), HEADS_AT_ONCE, heads_work, &j);
     pool_each(c->threads, tiles.tiles * l->kv_heads, 1, mix_work, &j);
     finish_rows(c, &l->output, MIXED, rows, l->output.inputs);
     run_low_beside(&j, &l->output, offsetof(layer_adapter, output), MIXED);
-    pool_each(c->threads, l->output.blocks, 2, output_work, &j);
+    pool_each(c->threads, l->output.blocks, BLOCKS_AT_ONCE, output_work, &j);
     pool_each(c->threads, rows, ROWS_AT_ONCE, norms_work, &j);
     run_low_beside(&j, &l->gate_up, offsetof(layer_adapter, gate_up), INPUTS);
     pool_each(c->threads, l->gate_up.blocks, CHUNK, gate_work, &j);
     finish_rows(c, &l->down, ACTIVATED, rows, l->down.depth);
     run_low_beside(&j, &l->down, offsetof(layer_adapter, down), ACTIVATED);
-    pool_each(c->threads, l->down.blocks, 2, down_work, &j);
+    pool_each(c->threads, l->down.blocks, BLOCKS_AT_ONCE, down_work, &j);
     return 0;
 }
 
