@@ -17,8 +17,8 @@ from specdec.kernels.triton.attention_plan import (
 )
 from specdec.kernels.triton.plan_buffer import Capture, PlanRoom, most_tiles
 from specdec.kernels.types.adapters import ADAPTED, AdapterBuffer, AdapterRows, fill_adapted
+from specdec.kernels.types.device_tables import DeviceTables
 from specdec.kernels.types.draft_trees import DraftTrees
-from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.tree import TreeRow
 from specdec.kernels.types.upload import Packet, PacketLayout, copy_parts
@@ -85,7 +85,7 @@ class PassGraphs:
         run: the pass. It returns states `[tokens, size]`, and writes to the cache.
         output: `[limits.padded_tokens, size]`, memory for these states.
         geometries: geometries of its attention, one per window of its layers.
-        null_block: block that belongs to no request, for rows of padding.
+        tables: where all graphs find block tables.
         first: first entry that there is, see `TreeBatch.pack_into`.
     """
 
@@ -96,11 +96,11 @@ class PassGraphs:
         geometries: Sequence[AttentionGeometry],
         limits: GraphLimits,
         block_size: int,
-        null_block: int,
+        tables: DeviceTables,
         first: int = 0,
     ) -> None:
         self.run, self.output, self.geometries, self.limits = run, output, geometries, limits
-        self.block_size, self.null_block, self.first = block_size, null_block, first
+        self.block_size, self.tables, self.first = block_size, tables, first
         self.chip, device = chip_of(output.device), output.device
         self.configs = {geometry: configs_of(geometry, self.chip) for geometry in geometries}
         tokens = limits.padded_tokens
@@ -109,7 +109,6 @@ class PassGraphs:
         # Of a pass, its rows and behind them its plans.
         most = max(self.plan_layout(key)[1].size for key in self.pass_keys())
         self.inputs = torch.zeros(self.layout(tokens).size + most, dtype=torch.uint8, device=device)
-        self.tables = torch.zeros(limits.rows, limits.blocks, dtype=torch.int64, device=device)
 
     def layout(self, tokens: int) -> PacketLayout:
         """Return how the rows of a step of `tokens` tokens lie in memory."""
@@ -157,12 +156,19 @@ class PassGraphs:
         """
         tokens = sum(len(part.tokens) for part in parts) + sum(trees.sizes)
         if padding := self.padding(tokens):
-            table = [self.null_block] * ceil_div(self.first + padding, self.block_size)
-            parts = [*parts, TreeRow([0] * padding, self.first, table, 0)]
+            parts = [*parts, TreeRow([0] * padding, self.first, self.tables.null_table, 0)]
             firsts = [*firsts, self.first] if firsts else ()
-        layout, words = self.layout(tokens + padding), self.limits.words
         return TreeBatch.pack_into(
-            packet, parts, trees, self.block_size, layout, least_words=words, first=self.first, firsts=firsts
+            packet,
+            parts,
+            trees,
+            self.block_size,
+            self.layout(tokens + padding),
+            least_words=self.limits.words,
+            first=self.first,
+            firsts=firsts,
+            # The trees of choices may be larger than drafts.
+            device_tables=self.tables if self.tables.fit([part.block_table for part in parts]) else None,
         )
 
     def capture(self, key: PassKey, packed: PackedBatch, packet: Packet, capture: Capture) -> None:
@@ -176,7 +182,8 @@ class PassGraphs:
         graph = self.captured[key] = _PassGraph(self, key)
         fill = graph.filling(packed, packet)
         packet.send()
-        fill(packed.complete())
+        packed.complete()
+        fill()
         graph.capture(capture)
 
     def pass_of(self, packed: PackedBatch, packet: Packet) -> Pass:
@@ -187,9 +194,7 @@ class PassGraphs:
             packet: takes what the pass needs, which may run once it is sent.
         """
         batch = packed.batch
-        (rows, blocks), words = batch.rows.block_tables.shape, batch.rows.ancestors.shape[1]
-        # The trees of choices may be larger than drafts.
-        if rows > self.limits.rows or blocks > self.limits.blocks or words > self.limits.words:
+        if not batch.rows.table_rows or batch.rows.ancestors.shape[1] > self.limits.words:
             return self.run
         one = self.geometries[0]
         height = best_height(batch.rows, one.group, self.configs[one])
@@ -214,7 +219,7 @@ class _PassGraph:
             query_lens=(),
             lengths=(),
             tree_starts=(),
-            block_tables=owner.tables,
+            block_tables=owner.tables.memory,
             visible=visible,
             ancestors=ancestors,
             block_size=owner.block_size,
@@ -239,14 +244,14 @@ class _PassGraph:
         """See `PassGraphs.pass_of`."""
         fill = self.filling(packed, packet)
 
-        def run(batch: TreeBatch) -> Tensor:
-            fill(batch)
+        def run(batch: TreeBatch) -> Tensor:  # noqa: ARG001
+            fill()
             self._replay()
             return self.output
 
         return run
 
-    def filling(self, packed: PackedBatch, packet: Packet) -> Callable[[TreeBatch], None]:
+    def filling(self, packed: PackedBatch, packet: Packet) -> Callable[[], None]:
         """Return what sets the inputs to those of a batch, once it is complete."""
         owner, given, rows = self.owner, packed.batch.rows, packed.image
         assert rows is not None
@@ -256,10 +261,8 @@ class _PassGraph:
             room.check(made)
         adapted = AdapterRows.of(given)
 
-        def fill(batch: TreeBatch) -> None:
+        def fill() -> None:
             copy_parts([rows, plans], self._inputs)
-            tables = batch.rows.block_tables
-            owner.tables[: tables.shape[0], : tables.shape[1]].copy_(tables)
             if self.adapted is not None and adapted is not None:
                 fill_adapted(self.adapted, adapted)
 

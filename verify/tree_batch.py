@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.types.block_table import pad_block_tables
+from specdec.kernels.types.device_tables import DeviceTables, tables_of
 from specdec.kernels.types.device_trees import Completion
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.integers import ceil_div
@@ -56,6 +56,7 @@ class TreeBatch:
         least_words: int = 1,
         first: int = 0,
         firsts: Sequence[int] = (),
+        device_tables: DeviceTables | None = None,
     ) -> "PackedBatch":
         """Return what is packed, beside other numbers for the device.
 
@@ -65,6 +66,7 @@ class TreeBatch:
             least_words: words of ancestor bits at least.
             first: first entry that there is, 0 or 1; positions count from it.
             firsts: see `RaggedRows`.
+            device_tables: where the block tables lie on the device; None to send them whole.
         """
         sizes = [*trees.sizes, *[0] * (len(parts) - len(trees.sizes))]
         words = max(least_words, ceil_div(max(sizes), WORD_BITS))
@@ -90,7 +92,7 @@ class TreeBatch:
             visible += range(part.num_cached + 1, end + 1)
             visible += [end] * size
             logit_rows += range(start + known - part.num_scored, start + known + size)
-        tables = packet.add(pad_block_tables([part.block_table for part in parts]))
+        tables, table_rows = tables_of([part.block_table for part in parts], packet, device_tables)
         wanted = packet.add(logit_rows)
         completion = trees.completion(node_rows, packet) if node_rows else None
         # Last, so that what a graph takes besides follows it.
@@ -111,6 +113,7 @@ class TreeBatch:
             first=first,
             firsts=firsts,
             adapters=[part.adapter for part in parts] if any(part.adapter for part in parts) else (),
+            table_rows=table_rows,
         )
         batch = TreeBatch(
             tokens=own_tokens,

@@ -21,6 +21,7 @@ from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.adapters import AdapterBank
+from specdec.kernels.types.device_tables import DeviceTables
 from specdec.kernels.types.fused import DraftingCache, FusedDrafting
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import WORD_BITS
@@ -150,13 +151,13 @@ class BlockDrafter(TreeDrafter[Paths]):
         keys: Sequence[NoiseKey | None],
         packet: Packet,
         *,
-        for_graph: bool,
+        graph_tables: DeviceTables | None,
         ahead: int,
     ) -> DraftLevels:
         dtype, config = torch.promote_types(self.dtype, torch.float32), self.head.config
         bits = self._bits[0][None, : config.rows_for(depth)]
         given, depth = (rows, self.block_size, bits, keys, self.first, dtype, packet), min(depth, config.num_slots)
-        levels = DraftLevels.start(*given, for_graph=for_graph, depth=depth, ahead=ahead)
+        levels = DraftLevels.start(*given, graph_tables=graph_tables, depth=depth, ahead=ahead)
         return replace(levels, frontier=width, is_block=True)
 
     def _begin(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow], *, drawn: bool) -> Paths:

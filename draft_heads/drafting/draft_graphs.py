@@ -20,6 +20,7 @@ from specdec.kernels.triton.attention_plan import (
 )
 from specdec.kernels.triton.plan_buffer import Capture, PlanRoom
 from specdec.kernels.types.adapters import AdapterBuffer, fill_adapted
+from specdec.kernels.types.device_tables import DeviceTables
 from specdec.kernels.types.integers import ceil_div, next_power_of_2
 from specdec.kernels.types.upload import Packet, PacketLayout, copy_parts
 from specdec.verify.pass_graphs import PassGraphs
@@ -45,7 +46,7 @@ class LoopGraphs(Generic[Grown]):
     Args:
         grow: the loop, which must wait for nothing.
         geometries: geometries of the head's attention, one per window of its layers.
-        max_blocks: most blocks of a request.
+        tables: where all graphs find block tables.
         adapters: number of adapters, 0 for none.
     """
 
@@ -53,10 +54,10 @@ class LoopGraphs(Generic[Grown]):
         self,
         grow: Callable[[DraftLevels, Tensor], Grown],
         geometries: Sequence[AttentionGeometry],
-        max_blocks: int,
+        tables: DeviceTables,
         adapters: int,
     ) -> None:
-        self.grow, self.geometries, self.max_blocks, self.adapters = grow, geometries, max_blocks, adapters
+        self.grow, self.geometries, self.tables, self.adapters = grow, geometries, tables, adapters
         self.captured: dict[LoopKey, _DraftGraph[Grown]] = {}
         self._inputs: _Inputs | None = None
 
@@ -140,7 +141,6 @@ class _Inputs:
         self.hidden: Tensor | None = None
         size = levels.layout().size + _plan_layout(owner.rooms(levels)).size
         self.numbers = torch.zeros(size, dtype=torch.uint8, device=device)
-        self.tables = torch.zeros(levels.num_rows, owner.max_blocks, dtype=torch.int64, device=device)
         self.adapters = AdapterBuffer(len(levels.positions), owner.adapters, device) if owner.adapters else None
 
     def take(self, hidden: Tensor) -> None:
@@ -153,7 +153,7 @@ class _DraftGraph(Generic[Grown]):
     """A captured loop over the first rows of shared inputs."""
 
     def __init__(self, owner: LoopGraphs[Grown], inputs: _Inputs, levels: DraftLevels) -> None:
-        self.owner, self._inputs, rows = owner, inputs, levels.num_rows
+        self.owner, self._inputs = owner, inputs
         layout, self.rooms = levels.layout(), owner.rooms(levels)
         self._plan_layout = _plan_layout(self.rooms)
         self._numbers = inputs.numbers[: layout.size + self._plan_layout.size]
@@ -165,9 +165,9 @@ class _DraftGraph(Generic[Grown]):
         self.adapted = inputs.adapters.rows(nodes) if inputs.adapters is not None and is_adapted else None
         self.levels = replace(
             levels.placed(layout.views(self._numbers[: layout.size])),
-            tables=inputs.tables[:rows],
             # Not needed: the kernel uses the plans.
             base=(),
+            table_rows=(),
             plans={one: room.plans(items, joins) for one, room, items, joins in given},
             adapters=(),
             adapted=self.adapted,
@@ -209,7 +209,6 @@ class _DraftGraph(Generic[Grown]):
 
         def fill(hidden: Tensor) -> None:
             copy_parts([given, plans], self._numbers)
-            self.levels.tables[:, : levels.tables.shape[1]].copy_(levels.tables)
             self.hidden[: len(hidden)].copy_(hidden)
             if self.adapted is not None:
                 assert levels.adapted is not None

@@ -11,7 +11,7 @@ from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.drafting.row_sampling import RowSampling
 from specdec.kernels.triton.attention_plan import AttentionGeometry, Plan
 from specdec.kernels.types.adapters import ADAPTED, AdapterRows
-from specdec.kernels.types.block_table import pad_block_tables
+from specdec.kernels.types.device_tables import DeviceTables, tables_of
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.types.tree import split_words
@@ -33,7 +33,8 @@ class DraftLevels:
         block_size: entries a block.
         positions: int64 `[rows * width]`, rotary positions of nodes at depth 1.
         slots: int64 `[depth - 1, rows * width]`, where the head's keys and values of expanded nodes go.
-        tables: int64 `[rows, blocks]`.
+        tables: int64 `[tables, blocks]`.
+        table_rows: see `RaggedRows`.
         own_bits: int64 `[depth - 1, width, words]`: the bit of each scratch entry in ancestor bit sets.
         base: first scratch entry of each row, on the host.
         noise: noise of the roots.
@@ -55,6 +56,7 @@ class DraftLevels:
     positions: Tensor
     slots: Tensor
     tables: Tensor
+    table_rows: Sequence[int]
     own_bits: Tensor
     base: Sequence[int]
     noise: NoiseRows
@@ -81,7 +83,7 @@ class DraftLevels:
         dtype: torch.dtype,
         packet: Packet,
         *,
-        for_graph: bool = False,
+        graph_tables: DeviceTables | None = None,
         depth: int | None = None,
         ahead: int = 0,
     ) -> "DraftLevels":
@@ -89,7 +91,8 @@ class DraftLevels:
 
         Args:
             dtype: dtype of processed logits.
-            for_graph: whether they are copied into a graph's; see `image`. No row then needs logit edits.
+            graph_tables: where graphs find block tables, if the inputs are copied into a graph's; see `image`. No row
+                then needs logit edits.
             depth: most levels; None for one more than there are passes.
             ahead: entries between the known tokens and the scratch ones, for the tokens that the step brings, 0 where
                 all are known. The inputs are those for one token; see `own_positions`.
@@ -105,7 +108,8 @@ class DraftLevels:
             [slot for own in slots for slot in own[level * width : (level + 1) * width]] for level in range(levels)
         ]
         samplings = [row.context.sampling for row in rows]
-        tables = packet.add(pad_block_tables([row.block_table for row in rows]))
+        for_graph = graph_tables is not None
+        tables, table_rows = tables_of([row.block_table for row in rows], packet, graph_tables)
         depth = levels + 1 if depth is None else depth
         brought = 1 if ahead else 0
         if brought:
@@ -119,6 +123,7 @@ class DraftLevels:
             positions=packet.add([length + brought - first for length in known for _ in range(width)]),
             slots=packet.add(by_level).view(levels, len(rows) * width),
             tables=tables,
+            table_rows=table_rows,
             own_bits=own_bits,
             base=base,
             noise=NoiseRows(keys, NoiseColumns.of(keys, packet)) if for_graph else NoiseRows(keys).send_with(packet),
@@ -157,7 +162,7 @@ class DraftLevels:
 
     @property
     def num_rows(self) -> int:
-        return len(self.tables)
+        return len(self.positions) // self.width
 
     @property
     def own_positions(self) -> tuple[Tensor, Tensor]:
@@ -240,6 +245,7 @@ class DraftLevels:
             gap=max(self.ahead - 1, 0),
             sees_later=self.is_block,
             adapters=self.adapters,
+            table_rows=self.table_rows,
         )
 
     def block_rows(self, bits: Tensor) -> RaggedRows:

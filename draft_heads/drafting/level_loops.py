@@ -17,9 +17,9 @@ from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.heads.readout import Readout
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.adapters import AdapterBank
+from specdec.kernels.types.device_tables import DeviceTables
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.fused import FusedDrafting
-from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.tree import TreeRow
 from specdec.kernels.types.tree_search import Frontier
@@ -127,14 +127,14 @@ class LevelLoops(ABC, Generic[State]):
         keys: Sequence[NoiseKey | None],
         packet: Packet,
         *,
-        for_graph: bool,
+        graph_tables: DeviceTables | None,
         ahead: int,
     ) -> DraftLevels:
         """Return the inputs of the loop over levels, which are there once the packet is sent.
 
         Args:
             keys: noise of the output positions that the roots' children would take.
-            ahead: see `DraftLevels.start`.
+            graph_tables: see `DraftLevels.start`, as `ahead`.
         """
 
     @abstractmethod
@@ -205,15 +205,11 @@ class LevelLoops(ABC, Generic[State]):
             depth = max(depths)
         else:
             depth = self.shape.depth
-            rows = [*rows, *[self._padding_row()] * graphs.padding(len(rows))]
+            padding = DraftRow(graphs.tables.null_table, 1, 2, 0, 0, Context(Sampling(), [0, 0], 1))
+            rows = [*rows, *[padding] * graphs.padding(len(rows))]
         keys = keys_of([row.context for row in rows])
-        return self._levels(rows, depth, width, keys, packet, for_graph=graphs is not None, ahead=ahead)
-
-    def _padding_row(self) -> DraftRow:
-        """Return a row whose nodes lie in the null block."""
-        block = self.kv.shape[1] // self.block_size - 1
-        table = [block] * ceil_div(2 + self.shape.slots_ahead, self.block_size)
-        return DraftRow(table, 1, 2, 0, 0, Context(Sampling(), [0, 0], 1))
+        tables = None if graphs is None else graphs.tables
+        return self._levels(rows, depth, width, keys, packet, graph_tables=tables, ahead=ahead)
 
     def search(
         self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow] = (), depths: list[int] | None = None

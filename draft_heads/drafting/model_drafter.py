@@ -17,6 +17,7 @@ from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.adapters import AdapterBank
+from specdec.kernels.types.device_tables import DeviceTables
 from specdec.kernels.types.fused import DraftingCache, FusedDrafting
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.tree_search import Frontier
@@ -93,14 +94,14 @@ class ModelDrafter(TreeDrafter[Tensor]):
         keys: Sequence[NoiseKey | None],
         packet: Packet,
         *,
-        for_graph: bool,
+        graph_tables: DeviceTables | None,
         ahead: int,
     ) -> DraftLevels:
         if width not in self._own_bits:
             self._own_bits[width] = own_bits(self.shape.depth - 1, width, self.kv.device)
         bits, dtype = self._own_bits[width][: depth - 1], torch.promote_types(self.dtype, torch.float32)
         given = rows, self.block_size, bits, keys, self.first, dtype, packet
-        return DraftLevels.start(*given, for_graph=for_graph, ahead=ahead)
+        return DraftLevels.start(*given, graph_tables=graph_tables, ahead=ahead)
 
     def _begin(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow], *, drawn: bool) -> Tensor:  # noqa: ARG002
         """Return the head's states of the roots, `[rows, hidden_size]`."""

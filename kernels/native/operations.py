@@ -197,6 +197,7 @@ class StepRows:
         def numbers(values: Sequence[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.int64)
 
+        assert not rows.table_rows, "block tables stay on a device where graphs read them"
         request = [r for r, count in enumerate(rows.query_lens) for _ in range(count)]
         self.tensors = [
             numbers(request),

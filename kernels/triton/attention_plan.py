@@ -142,9 +142,10 @@ class Plan(NamedTuple):
     Attributes:
         height: height of the tiles (BLOCK_M).
         config: loop settings of the programs.
-        items: int32 `[items, 7]`: request, first packed row, number of rows, first entry, end of the entries, entry
-            of the request's tree node 0, number of the part, or -1 where the item is its whole tile. The longest
-            come first, so that none is begun when the others are done. An item of no rows and no entries does nothing.
+        items: int32 `[items, 7]`: row of the request's block table, first packed row, number of rows, first entry, end
+            of the entries, entry of the request's tree node 0, number of the part, or -1 where the item is its whole
+            tile. The longest come first, so that none is begun when the others are done. An item of no rows and no
+            entries does nothing.
         joins: int32 `[tiles cut, 4]`: first packed row, number of rows, first part, number of parts.
         num_parts: parts of all cut tiles together.
     """
@@ -207,7 +208,8 @@ class Plan(NamedTuple):
             is_cut = len(begins) > 1
             for part, begin in enumerate(begins, start=num_parts):
                 end = min(begin + size, tile.end)
-                numbers = (tile.request, tile.start, tile.rows, begin, end, rows.tree_starts[tile.request])
+                table, tree = rows.table_row(tile.request), rows.tree_starts[tile.request]
+                numbers = (table, tile.start, tile.rows, begin, end, tree)
                 items.append((*numbers, part if is_cut else -1, int(end == tile.end)))
             if is_cut:
                 joins.append((tile.start, tile.rows, num_parts, len(begins)))

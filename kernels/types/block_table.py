@@ -1,17 +1,34 @@
 """A request's blocks of the cache, as a list and as numbers for a device."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 
+class Copy(Protocol):
+    """A copy of a table elsewhere.
+
+    Attributes:
+        known: entries from the first on that it has as they are; lowered when the table changes.
+    """
+
+    known: int
+
+
 class BlockTable(list[int]):
-    """List of a request's blocks with an int64 copy, of which only changed entries are converted again."""
+    """List of a request's blocks with an int64 copy, of which only changed entries are converted again.
+
+    Attributes:
+        copies: other copies that are kept up with it.
+        origin: of what `padded` returns, the table that it was called of; None for others.
+    """
 
     def __init__(self, blocks: Iterable[int] = ()) -> None:
         super().__init__(blocks)
+        self.copies: list[Copy] = []
+        self.origin: BlockTable | None = None
         self._numbers = np.empty(0, np.int64)
         # Entries from the first on that `_numbers` has as they are.
         self._known = 0
@@ -32,6 +49,7 @@ class BlockTable(list[int]):
         """Return these blocks and `count` times another one behind them."""
         made = BlockTable(self)
         made._numbers, made._known = np.concatenate([self.numbers, np.full(count, block)]), len(self) + count
+        made.origin = self
         made += [block] * count
         return made
 
@@ -44,31 +62,38 @@ class BlockTable(list[int]):
         super().__delitem__(place)
 
     def _forget(self, place: Any) -> None:
-        first = place.indices(len(self))[0] if isinstance(place, slice) else place
-        self._known = min(self._known, first) if first >= 0 else 0
+        if isinstance(place, slice):
+            start, _, step = place.indices(len(self))
+            place = start if step > 0 else 0
+        self._forget_from(max(place, 0))
+
+    def _forget_from(self, first: int) -> None:
+        self._known = min(self._known, first)
+        for copy in self.copies:
+            copy.known = min(copy.known, first)
 
     def insert(self, place: Any, block: int) -> None:
-        self._known = 0
+        self._forget_from(0)
         super().insert(place, block)
 
     def pop(self, place: Any = -1) -> int:
-        self._known = 0
+        self._forget_from(0)
         return super().pop(place)
 
     def remove(self, block: int) -> None:
-        self._known = 0
+        self._forget_from(0)
         super().remove(block)
 
     def clear(self) -> None:
-        self._known = 0
+        self._forget_from(0)
         super().clear()
 
     def reverse(self) -> None:
-        self._known = 0
+        self._forget_from(0)
         super().reverse()
 
     def sort(self, **order: Any) -> None:
-        self._known = 0
+        self._forget_from(0)
         super().sort(**order)
 
 

@@ -36,7 +36,7 @@ class RaggedRows:
         query_lens: query rows of each request, all positive, host side.
         lengths: cache entries of each request once this step's keys are stored, host side.
         tree_starts: entry of each request's tree node 0; equal to `lengths` where there is no tree.
-        block_tables: int64 `[requests, blocks]`; entries beyond a request's blocks are never read.
+        block_tables: int64 `[tables, blocks]`; entries beyond a request's blocks are never read.
         visible: int64 `[rows]`.
         ancestors: int64 `[rows, words]`.
         block_size: entries a block.
@@ -47,6 +47,7 @@ class RaggedRows:
         sees_later: whether the rows of a request may see each other whatever their order.
         adapters: place of each request's adapter in the bank, 0 for none, host side; empty if no request has one.
         gap: entries before a tree, at most, that its nodes do not see: tokens that the host does not know yet.
+        table_rows: the row of `block_tables` of each request, host side; empty where they lie in turn.
     """
 
     query_lens: Sequence[int]
@@ -61,6 +62,11 @@ class RaggedRows:
     adapters: Sequence[int] = ()
     firsts: Sequence[int] = ()
     gap: int = 0
+    table_rows: Sequence[int] = ()
+
+    def table_row(self, request: int) -> int:
+        """Return the row of `block_tables` of a request."""
+        return self.table_rows[request] if self.table_rows else request
 
     def row_groups(self, window: int = 0) -> "list[RowGroup]":
         """Return tiles of similar shape, batched, for the plain-torch attention; made once a step.
@@ -199,7 +205,7 @@ class RowGroup:
         num_rows = max(tile.rows for tile in tiles)
         longest, shortest = (which(tile.end - tile.begin for tile in tiles) for which in (max, min))
         in_order = all(tile.rows == num_rows for tile in tiles) and len(tiles) * num_rows == rows.visible.numel()
-        requests = [tile.request for tile in tiles]
+        requests = [rows.table_row(tile.request) for tile in tiles]
         # Per tile its end, its tree's start and its begin.
         bounds = [[tile.end, rows.tree_starts[tile.request], tile.begin] for tile in tiles]
         ends, starts, begins = torch.tensor(bounds, device=device).view(-1, 3, 1, 1).unbind(1)
@@ -211,7 +217,7 @@ class RowGroup:
             if shortest < longest:
                 padding = entries < begins[:, 0]
             entries = entries.maximum(begins[:, 0])
-            in_turn = requests == list(range(len(rows.lengths)))
+            in_turn = requests == list(range(len(rows.block_tables)))
             tables = rows.block_tables if in_turn else rows.block_tables[requests]
             blocks = tables.gather(1, entries // rows.block_size)
             slots = (blocks * rows.block_size + entries % rows.block_size).flatten()
@@ -270,7 +276,7 @@ def _run_of_slots(rows: RaggedRows, tile: Tile) -> slice | None:
     """Return the slots of the tile's keys, if they are consecutive."""
     size = rows.block_size
     skipped = tile.begin // size
-    blocks = rows.block_tables[tile.request, skipped : ceil_div(tile.end, size)].tolist()
+    blocks = rows.block_tables[rows.table_row(tile.request), skipped : ceil_div(tile.end, size)].tolist()
     if blocks != list(range(blocks[0], blocks[0] + len(blocks))):
         return None
     start = (blocks[0] - skipped) * size

@@ -1,9 +1,9 @@
 """Copies of numbers from the host to a device, without waiting for it, and back."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -65,6 +65,14 @@ class PacketLayout:
         ]
 
 
+class Changes(Protocol):
+    """Changes of a device's memory that go there with a packet."""
+
+    def add_to(self, packet: "Packet") -> Callable[[], None]:
+        """Add the numbers to a packet; return what makes the changes once it is sent."""
+        ...
+
+
 class Packet:
     """Numbers for a device that go there in one copy: each copy is a call of the host, whatever its size.
 
@@ -74,6 +82,7 @@ class Packet:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._chunks: list[_Chunk] = []
+        self._attached: list[Changes] = []
 
     @property
     def is_copied(self) -> bool:
@@ -99,11 +108,20 @@ class Packet:
         """
         return self._chunk_for(layout.size).following(layout.size)
 
+    def attach(self, changes: Changes) -> None:
+        """Have changes made once the packet is sent; they are asked for theirs then."""
+        if changes not in self._attached:
+            self._attached.append(changes)
+
     def send(self) -> None:
         """Send what was added since the last call, before anything reads it."""
+        make = [changes.add_to(self) for changes in self._attached]
+        self._attached.clear()
         for chunk in self._chunks:
             chunk.send()
         self._chunks.clear()
+        for one in make:
+            one()
 
     def _chunk_for(self, size: int) -> "_Chunk":
         if not self._chunks or self._chunks[-1].room < size:

@@ -17,6 +17,7 @@ from specdec.execution.dummy_rows import dummy_batch, dummy_draft_rows
 from specdec.execution.model_runner import ModelRunner
 from specdec.kernels.triton.attention_plan import AttentionGeometry
 from specdec.kernels.triton.plan_buffer import Capture
+from specdec.kernels.types.device_tables import DeviceTables
 from specdec.kernels.types.integers import next_power_of_2
 from specdec.kernels.types.upload import Packet
 from specdec.verify.pass_graphs import GraphLimits, PassGraphs
@@ -39,7 +40,8 @@ def capture_passes(runner: ModelRunner, capture: Capture, limits: GraphLimits) -
     cache, config = runner.cache, runner.model.config
     output = torch.empty(limits.padded_tokens, config.hidden_size, dtype=runner.dtype, device=cache.target.device)
     geometries = _geometries(config, runner.dtype, config.layer_windows)
-    runner.graphs = PassGraphs(runner.features, output, geometries, limits, cache.block_size, cache.null_block)
+    tables = DeviceTables(limits.rows, limits.blocks, cache.null_block, cache.target.device)
+    runner.graphs = PassGraphs(runner.features, output, geometries, limits, cache.block_size, tables)
     _capture_all(runner.graphs, cache, capture, "capturing passes")
 
 
@@ -61,7 +63,9 @@ def capture_drafting(drafter: TreeDrafter[Any], runner: ModelRunner, capture: Ca
     """
     cache, shape = runner.cache, drafter.shape
     geometries = _geometries(drafter.llama, drafter.dtype, drafter.windows)
-    rest = geometries, limits.blocks, limits.adapters
+    assert runner.graphs is not None
+    tables = runner.graphs.tables
+    rest = geometries, tables, limits.adapters
     most = next_power_of_2(limits.requests)
     counts = [1 << power for power in reversed(range(most.bit_length()))]
     cases, draw = [(rows, False) for rows in counts], drafter.draw
@@ -72,7 +76,7 @@ def capture_drafting(drafter: TreeDrafter[Any], runner: ModelRunner, capture: Ca
     tokens = min(limits.requests * (1 + shape.depth), MOST_READ)
     fewer = limits._replace(tokens=tokens, words=1)
     output = torch.empty(fewer.padded_tokens, drafter.state_size, dtype=drafter.dtype, device=drafter.kv.device)
-    reading = PassGraphs(drafter.read, output, geometries, fewer, cache.block_size, cache.null_block, drafter.first)
+    reading = PassGraphs(drafter.read, output, geometries, fewer, cache.block_size, tables, drafter.first)
     _capture_all(reading, cache, capture, "capturing reading")
     drafter.graphs = DraftGraphs(reading, LoopGraphs(drafter.candidates, *rest), LoopGraphs(draw, *rest))
     with torch.inference_mode(), progress_bar(len(cases), "capturing drafting") as advance:

@@ -28,6 +28,7 @@ from specdec.kernels.triton.attention_plan import (
     reachable_heights,
 )
 from specdec.kernels.triton.plan_buffer import most_tiles
+from specdec.kernels.types.device_tables import DeviceTables
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.integers import ceil_div, next_power_of_2
 from specdec.kernels.types.ragged_rows import RaggedRows
@@ -129,7 +130,8 @@ def test_every_pass_of_drawn_traffic_was_captured_at_the_start(name: str) -> Non
     blocks = ceil_div(model.longest + SHAPE.slots, BLOCK)
     limits = GraphLimits(model.seats, min(model.budget, model.seats * model.longest), blocks, words, ADAPTERS)
     output = torch.empty(limits.padded_tokens, 1)
-    graphs = PassGraphs(eagerly, output, geometries(model), limits, BLOCK, 0)
+    tables = DeviceTables(limits.rows, limits.blocks, 0, CPU)
+    graphs = PassGraphs(eagerly, output, geometries(model), limits, BLOCK, tables)
     for key in graphs.pass_keys():
         packet = Packet(CPU)
         packed = graphs.pack(packet, *dummy_batch(Cache(), limits.rows, key.tokens, key.adapted))  # type: ignore[arg-type]
@@ -155,10 +157,11 @@ def test_every_drafting_of_drawn_traffic_was_captured_at_the_start(name: str) ->
     chance, width = random.Random(seed), SHAPE.branching
     bits = own_bits(SHAPE.depth - 1, width, CPU)
     blocks = ceil_div(model.longest + SHAPE.slots, BLOCK)
-    loops = LoopGraphs[Any](eagerly, geometries(model), blocks, ADAPTERS)
+    tables = DeviceTables(next_power_of_2(model.seats), blocks, 0, CPU)
+    loops = LoopGraphs[Any](eagerly, geometries(model), tables, ADAPTERS)
 
     def levels_of(rows: Sequence[DraftRow], packet: Packet) -> DraftLevels:
-        return DraftLevels.start(rows, BLOCK, bits, [None] * len(rows), 1, torch.float32, packet, for_graph=True)
+        return DraftLevels.start(rows, BLOCK, bits, [None] * len(rows), 1, torch.float32, packet, graph_tables=tables)
 
     counts = [1 << power for power in reversed(range(next_power_of_2(model.seats).bit_length()))]
     for rows in counts:
