@@ -1,4 +1,4 @@
-"""A model's pass over packed rows in CUDA graphs: the host launches one graph instead of hundreds of kernels."""
+"""The target's pass over packed rows in CUDA graphs: the host launches one graph instead of hundreds of kernels."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -8,14 +8,12 @@ from torch import Tensor
 
 from specdec.kernels.triton.attention_plan import (
     AttentionGeometry,
-    Plan,
-    PlanCapacity,
     best_height,
     chip_of,
     configs_of,
     reachable_heights,
 )
-from specdec.kernels.triton.plan_buffer import Capture, PlanRoom, most_tiles
+from specdec.kernels.triton.plan_buffer import Capture, PlanRoom
 from specdec.kernels.types.adapters import ADAPTED, AdapterBuffer, AdapterRows, fill_adapted
 from specdec.kernels.types.device_tables import DeviceTables
 from specdec.kernels.types.draft_trees import DraftTrees
@@ -75,7 +73,7 @@ class GraphLimits(NamedTuple):
 
 
 class PassGraphs:
-    """A pass, the target's or that of a head, replayed from a CUDA graph; kernel by kernel where no graph fits a step.
+    """The target's pass, replayed from a CUDA graph; kernel by kernel where no graph fits a step.
 
     All graphs are captured before the first request, so that no step waits for a capture. They are few, since each has
     room for the largest attention plan of its tokens (`PlanCapacity`). All share the memory of their inputs and of
@@ -86,7 +84,6 @@ class PassGraphs:
         output: `[limits.padded_tokens, size]`, memory for these states.
         geometries: geometries of its attention, one per window of its layers.
         tables: where all graphs find block tables.
-        first: first entry that there is, see `TreeBatch.pack_into`.
     """
 
     def __init__(
@@ -97,33 +94,25 @@ class PassGraphs:
         limits: GraphLimits,
         block_size: int,
         tables: DeviceTables,
-        first: int = 0,
     ) -> None:
         self.run, self.output, self.geometries, self.limits = run, output, geometries, limits
-        self.block_size, self.tables, self.first = block_size, tables, first
+        self.block_size, self.tables = block_size, tables
         self.chip, device = chip_of(output.device), output.device
         self.configs = {geometry: configs_of(geometry, self.chip) for geometry in geometries}
         tokens = limits.padded_tokens
         self.adapters = AdapterBuffer(tokens, limits.adapters, device) if limits.adapters else None
         self.captured: dict[PassKey, _PassGraph] = {}
         # Of a pass, its rows and behind them its plans.
-        most = max(self.plan_layout(key)[1].size for key in self.pass_keys())
+        most = max(self.plan_room(key).layout.size for key in self.pass_keys())
         self.inputs = torch.zeros(self.layout(tokens).size + most, dtype=torch.uint8, device=device)
 
     def layout(self, tokens: int) -> PacketLayout:
         """Return how the rows of a step of `tokens` tokens lie in memory."""
-        return row_layout(tokens, self.limits.words, self.first)
+        return row_layout(tokens, self.limits.words)
 
-    def plan_layout(self, key: PassKey) -> tuple[list[PlanRoom], PacketLayout]:
-        """Return the room of each geometry's plan, and how the plans lie in memory."""
-        layout = PacketLayout()
-        rooms = [
-            PlanRoom(key.height, self.configs[one][key.height], self.capacity(one, key.tokens, key.height))
-            for one in self.geometries
-        ]
-        for room in rooms:
-            room.add_to(layout)
-        return rooms, layout
+    def plan_room(self, key: PassKey) -> PlanRoom:
+        """Return the room for every attention plan of a pass."""
+        return PlanRoom(self.geometries, key.height, key.tokens, self.limits.rows, self.chip)
 
     @staticmethod
     def padding(tokens: int) -> int:
@@ -132,6 +121,11 @@ class PassGraphs:
             if tokens <= most:
                 return -tokens % multiple
         return 0
+
+    @staticmethod
+    def most_padding() -> int:
+        """Return how many tokens of padding a step needs at most."""
+        return max(multiple for _, multiple in TOKEN_BUCKETS)
 
     def pass_keys(self) -> list[PassKey]:
         """Return the keys of all passes that a step can need, the largest first: later ones reuse its memory."""
@@ -146,18 +140,11 @@ class PassGraphs:
             for some in adapted
         ]
 
-    def pack(
-        self, packet: Packet, parts: Sequence[TreeRow], trees: DraftTrees, firsts: Sequence[int] = ()
-    ) -> PackedBatch:
-        """Pack a step's rows as a graph takes them, with a row of padding where it takes more tokens.
-
-        Args:
-            firsts: see `RaggedRows`.
-        """
+    def pack(self, packet: Packet, parts: Sequence[TreeRow], trees: DraftTrees) -> PackedBatch:
+        """Pack a step's rows as a graph takes them, with a row of padding where it takes more tokens."""
         tokens = sum(len(part.tokens) for part in parts) + sum(trees.sizes)
         if padding := self.padding(tokens):
-            parts = [*parts, TreeRow([0] * padding, self.first, self.tables.null_table, 0)]
-            firsts = [*firsts, self.first] if firsts else ()
+            parts = [*parts, TreeRow([0] * padding, 0, self.tables.null_table, 0)]
         return TreeBatch.pack_into(
             packet,
             parts,
@@ -165,8 +152,6 @@ class PassGraphs:
             self.block_size,
             self.layout(tokens + padding),
             least_words=self.limits.words,
-            first=self.first,
-            firsts=firsts,
             # The trees of choices may be larger than drafts.
             device_tables=self.tables if self.tables.fit([part.block_table for part in parts]) else None,
         )
@@ -201,11 +186,6 @@ class PassGraphs:
         graph = self.captured.get(PassKey(len(batch.tokens), height, AdapterRows.of(batch.rows) is not None))
         return self.run if graph is None else graph.pass_of(packed, packet)
 
-    def capacity(self, geometry: AttentionGeometry, tokens: int, height: int) -> PlanCapacity:
-        """Return the capacity for every attention plan of `tokens` tokens in tiles of a height."""
-        tiles = most_tiles(tokens, self.limits.rows, max(height // geometry.group, 1))
-        return PlanCapacity.of(tiles, geometry.kv_heads, self.chip.processors)
-
 
 class _PassGraph:
     """A captured pass over the first tokens of its owner's inputs."""
@@ -213,7 +193,7 @@ class _PassGraph:
     def __init__(self, owner: PassGraphs, key: PassKey) -> None:
         self.owner, self.key = owner, key
         layout = owner.layout(key.tokens)
-        tokens, positions, slots, visible, ancestors, *sources = layout.views(owner.inputs[: layout.size])
+        tokens, positions, slots, visible, ancestors = layout.views(owner.inputs[: layout.size])
         # The kernel reads the plan alone, so the rows' lengths are not needed.
         rows = RaggedRows(
             query_lens=(),
@@ -223,16 +203,14 @@ class _PassGraph:
             visible=visible,
             ancestors=ancestors,
             block_size=owner.block_size,
-            first=owner.first,
         )
-        self.rooms, self._plan_layout = owner.plan_layout(key)
-        self._inputs = owner.inputs[: layout.size + self._plan_layout.size]
-        views = self._plan_layout.views(self._inputs[layout.size :])
-        for one, room, items, joins in zip(owner.geometries, self.rooms, views[::2], views[1::2], strict=True):
-            (rows.plans[one],) = room.plans(items, joins)
+        self._room = owner.plan_room(key)
+        self._inputs = owner.inputs[: layout.size + self._room.layout.size]
+        for one, (plan,) in self._room.plans(self._inputs[layout.size :]).items():
+            rows.plans[one] = plan
         self.adapted = owner.adapters.rows(key.tokens) if owner.adapters is not None and key.adapted else None
         rows.plans[ADAPTED] = self.adapted
-        self.batch = TreeBatch(tokens, positions, slots, rows, tokens[:0], (), sources[0] if sources else None)
+        self.batch = TreeBatch(tokens, positions, slots, rows, tokens[:0], ())
         self.output = owner.output[: key.tokens]
         self._replay: Callable[[], None]
 
@@ -253,13 +231,9 @@ class _PassGraph:
 
     def filling(self, packed: PackedBatch, packet: Packet) -> Callable[[], None]:
         """Return what sets the inputs to those of a batch, once it is complete."""
-        owner, given, rows = self.owner, packed.batch.rows, packed.image
+        given, rows = packed.batch.rows, packed.image
         assert rows is not None
-        plans = packet.begin(self._plan_layout)
-        for one, room in zip(owner.geometries, self.rooms, strict=True):
-            made = Plan.make(given, one, owner.configs[one], owner.chip.processors, room.height, packet, room.capacity)
-            room.check(made)
-        adapted = AdapterRows.of(given)
+        plans, adapted = self._room.add(given, packet), AdapterRows.of(given)
 
         def fill() -> None:
             copy_parts([rows, plans], self._inputs)

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from specdec.draft_heads.drafting.draft_levels import DraftLevels
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
-from specdec.draft_heads.drafting.drafts_ahead import NewTokens
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.heads.block_head import BlockForm
 from specdec.draft_heads.heads.draft_head import CachedHead
@@ -117,22 +116,9 @@ class BlockDrafter(TreeDrafter[Paths]):
         cache = DraftingCache(self.kv, self.features, self.rope, self.block_size, head.first_entry, self.branching)
         return passes.block(weights, output, self.llama.vocab_size, tokens, self._scorer_rows, cache)
 
-    def _reading(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[], Tensor]:
-        """Return what writes the context rows of the tokens to be read, and returns each row's last token."""
-        read, anchors = self._unread(rows, packet), packet.add([[row.token_ids[-1]] for row in rows])
-
-        def roots() -> Tensor:
-            read()
-            return anchors
-
-        return roots
-
-    def _roots(self, states: Tensor, new: NewTokens) -> Tensor:  # noqa: ARG002
-        return new.last
-
-    @property
-    def state_size(self) -> int:
-        return 0
+    def _roots(self, states: Tensor, batch: TreeBatch, last: Tensor) -> Tensor:  # noqa: ARG002
+        """Return each last token, int64 `[rows, 1]`."""
+        return batch.tokens.index_select(0, last)[:, None]
 
     def read(self, batch: TreeBatch) -> Tensor:
         """Write keys and values of what the target's features say; see `TreeDrafter.read`."""

@@ -1,4 +1,4 @@
-"""CUDA graphs of the drafting loops, captured once and replayed."""
+"""CUDA graphs of drafting, captured once and replayed: the head reads new tokens, then runs its loop over levels."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -8,28 +8,25 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_levels import DraftLevels
+from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_draw import TreeDraw
 from specdec.draft_heads.drafting.tree_search import Searched
-from specdec.kernels.triton.attention_plan import (
-    AttentionGeometry,
-    Plan,
-    PlanCapacity,
-    best_height,
-    chip_of,
-    configs_of,
-)
+from specdec.kernels.triton.attention_plan import AttentionGeometry, best_height, cheapest_height, chip_of, configs_of
 from specdec.kernels.triton.plan_buffer import Capture, PlanRoom
-from specdec.kernels.types.adapters import AdapterBuffer, fill_adapted
+from specdec.kernels.types.adapters import ADAPTED, AdapterBuffer, AdapterRows, fill_adapted
 from specdec.kernels.types.device_tables import DeviceTables
+from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.integers import ceil_div, next_power_of_2
+from specdec.kernels.types.ragged_rows import RaggedRows
+from specdec.kernels.types.tree import TreeRow
 from specdec.kernels.types.upload import Packet, PacketLayout, copy_parts
-from specdec.verify.pass_graphs import PassGraphs
+from specdec.verify.tree_batch import TreeBatch, row_layout
 
 Grown = TypeVar("Grown")
 
 
 class LoopKey(NamedTuple):
-    """Sizes by which a batch finds its captured loop.
+    """Sizes by which a batch finds its captured drafting.
 
     Attributes:
         rows: rows of the batch, padding included.
@@ -40,25 +37,51 @@ class LoopKey(NamedTuple):
     adapted: bool
 
 
+class Unread(NamedTuple):
+    """The tokens that a graph reads before it drafts, with padding; on the device once their packet is sent.
+
+    Attributes:
+        batch: the tokens.
+        accepted: int64 `[rows]`, how far behind the first token that may be a row's last one the last one lies.
+        images: their numbers as bytes, which lie in the packet as in the graph's inputs.
+    """
+
+    batch: TreeBatch
+    accepted: Tensor
+    images: Sequence[Tensor]
+
+
 class LoopGraphs(Generic[Grown]):
-    """Graphs of a whole loop over levels, one per number of rows; all share the memory of their inputs.
+    """Graphs of drafting, one per number of rows; all share the memory of their inputs.
+
+    A graph reads as many tokens of each row as a step may bring, `DraftShape.tokens`. Where they are fewer, tokens in
+    null blocks take their place.
 
     Args:
-        grow: the loop, which must wait for nothing.
+        grow: reads a batch, runs the loop behind the packed rows that hold the last tokens, and waits for nothing.
         geometries: geometries of the head's attention, one per window of its layers.
         tables: where all graphs find block tables.
         adapters: number of adapters, 0 for none.
+        shape: bounds of a tree.
+        block_size: entries a block.
+        first: the head's first entry.
     """
 
     def __init__(
         self,
-        grow: Callable[[DraftLevels, Tensor], Grown],
+        grow: Callable[[TreeBatch, Tensor, DraftLevels], Grown],
         geometries: Sequence[AttentionGeometry],
         tables: DeviceTables,
         adapters: int,
+        shape: DraftShape,
+        block_size: int,
+        first: int,
     ) -> None:
         self.grow, self.geometries, self.tables, self.adapters = grow, geometries, tables, adapters
+        self.tokens, self.block_size, self.first = shape.tokens, block_size, first
         self.captured: dict[LoopKey, _DraftGraph[Grown]] = {}
+        self._chip = chip_of(tables.memory.device)
+        self._rooms: dict[int, PlanRoom] = {}
         self._inputs: _Inputs | None = None
 
     @staticmethod
@@ -67,64 +90,98 @@ class LoopGraphs(Generic[Grown]):
         return next_power_of_2(rows) - rows
 
     def has(self, rows: int, *, adapted: bool) -> bool:
-        """Return whether a loop is captured for a batch of `rows` rows."""
+        """Return whether drafting is captured for a batch of `rows` rows."""
         return LoopKey(next_power_of_2(rows), adapted) in self.captured
 
-    def capture(self, capture: Capture, levels: DraftLevels, packet: Packet, read: Callable[[], Tensor]) -> None:
-        """Capture the loop for batches of as many rows as these.
+    def pack(self, parts: Sequence[TreeRow], firsts: Sequence[int], packet: Packet, coming: int = 0) -> Unread:
+        """Pack the tokens to be read as a graph takes them.
+
+        Args:
+            parts: of each row, at most `tokens` tokens.
+            firsts: see `RaggedRows`.
+            coming: how many tokens before the end of its own each row's last one lies, at most: the device knows it.
+        """
+        rows, null = next_power_of_2(len(parts)), self.tables.null_table
+        left, room = rows * self.tokens - sum(len(part.tokens) for part in parts), self._null_room
+        padding = [TreeRow([0] * min(room, left - start), self.first, null, 1) for start in range(0, left, room)]
+        packed = TreeBatch.pack_into(
+            packet,
+            [*parts, *padding],
+            HostTrees.empty(len(parts) + len(padding)),
+            self.block_size,
+            row_layout(rows * self.tokens, 1, self.first),
+            first=self.first,
+            firsts=[*firsts, *[self.first] * len(padding)],
+            device_tables=self.tables,
+        )
+        assert packed.image is not None
+        batch, plans = packed.batch, self.reading_room(rows).add(packed.batch.rows, packet)
+        places = packet.begin(_place_layout(rows))
+        starts = zip(batch.row_starts, parts, strict=False)
+        packet.add([start + len(part.tokens) - 1 - coming for start, part in starts], least=rows)
+        accepted = packet.add([0] * len(parts), least=rows)
+        return Unread(batch, accepted, [packed.image, plans, places])
+
+    @property
+    def _null_room(self) -> int:
+        """Return the entries of a chain of padding."""
+        return len(self.tables.null_table) * self.block_size - self.first
+
+    def reading_room(self, rows: int) -> PlanRoom:
+        """Return the room of the attention plans of reading."""
+        if rows not in self._rooms:
+            one, tokens = self.geometries[0], rows * self.tokens
+            height = cheapest_height([self.tokens], [self.tokens], one.group, configs_of(one, self._chip))
+            chains = rows + ceil_div(tokens, self._null_room)
+            self._rooms[rows] = PlanRoom(self.geometries, height, tokens, chains, self._chip)
+        return self._rooms[rows]
+
+    def level_room(self, levels: DraftLevels) -> PlanRoom:
+        """Return the room of the attention plans of all levels but the last."""
+        # Tiles have one height, as all rows have as many nodes.
+        one = self.geometries[0]
+        height = best_height(levels.lengths(1), one.group, configs_of(one, self._chip))
+        rows = levels.num_rows
+        return PlanRoom(self.geometries, height, rows * levels.width, rows, self._chip, levels.num_passes)
+
+    def capture(self, capture: Capture, unread: Unread, levels: DraftLevels, packet: Packet) -> None:
+        """Capture drafting for batches of as many rows as these.
 
         Args:
             capture: `CudaGraphs.capture` on a GPU.
-            levels: inputs of rows that belong to no request. The first call's are the most.
+            unread: of rows that belong to no request. The first call's are the most.
+            levels: inputs of the same rows.
             packet: takes the other inputs; it is sent.
-            read: returns `[rows, hidden_size]` of these rows, once it is sent.
         """
         if self._inputs is None:
             self._inputs = _Inputs(self, levels)
         key = LoopKey(levels.num_rows, levels.adapted is not None)
         graph = self.captured[key] = _DraftGraph(self, self._inputs, levels)
-        fill = graph.filling(levels, packet)
+        fill = graph.filling(unread, levels, packet)
         packet.send()
-        hidden = read()
-        self._inputs.take(hidden)
-        graph.capture(capture, fill, hidden)
+        fill()
+        graph.capture(capture)
 
-    def loop_of(self, levels: DraftLevels, packet: Packet) -> Callable[[Tensor], Grown]:
-        """Return the captured loop, which may run once the packet is sent.
+    def run_of(self, unread: Unread, levels: DraftLevels, packet: Packet) -> Callable[[], Grown]:
+        """Return the captured drafting, which may run once the packet is sent.
 
-        It takes `[rows, hidden_size]` of the rows that are not padding, and returns the candidates of all rows, valid
-        until the next call.
+        It returns the candidates of all rows, padding included, valid until the next call.
 
         Args:
             levels: of a padded batch that a graph was captured for, whose rows ask for no more than a temperature and
                 filters.
         """
-        return self.captured[LoopKey(levels.num_rows, levels.adapted is not None)].loop_of(levels, packet)
-
-    def rooms(self, levels: DraftLevels) -> list[PlanRoom]:
-        """Return the room of the attention plans of all levels but the last, for each geometry."""
-        rooms = []
-        for one in self.geometries:
-            chip = chip_of(levels.tables.device)
-            configs = configs_of(one, chip)
-            # Tiles have one height, as all rows have as many nodes.
-            height = best_height(levels.lengths(1), one.group, configs)
-            tiles = levels.num_rows * ceil_div(levels.width, height // one.group)
-            capacity = PlanCapacity.of(tiles, one.kv_heads, chip.processors)
-            rooms.append(PlanRoom(height, configs[height], capacity, levels.num_passes))
-        return rooms
+        return self.captured[LoopKey(levels.num_rows, levels.adapted is not None)].run_of(unread, levels, packet)
 
 
 class DraftGraphs(NamedTuple):
-    """Graphs of the head's reading, and of both kinds of trees.
+    """Graphs of both kinds of trees.
 
     Attributes:
-        reading: the pass over tokens to be read.
         search: trees of the most probable tokens.
         draw: trees of tokens drawn from q.
     """
 
-    reading: PassGraphs
     search: LoopGraphs[Searched]
     draw: LoopGraphs[TreeDraw]
 
@@ -133,92 +190,109 @@ class _Inputs:
     """Memory that the graphs of a loop read, for the largest batch.
 
     Attributes:
-        numbers: bytes of `level_layout`, and behind them of the plans.
+        numbers: bytes of all inputs but adapted rows; see `_layouts`.
+        read: adapted rows of reading; None without adapters.
+        drafted: those of each level.
     """
 
     def __init__(self, owner: LoopGraphs[Grown], levels: DraftLevels) -> None:
         device = levels.tables.device
-        self.hidden: Tensor | None = None
-        size = levels.layout().size + _plan_layout(owner.rooms(levels)).size
+        size = sum(layout.size for layout in _layouts(owner, levels))
         self.numbers = torch.zeros(size, dtype=torch.uint8, device=device)
-        self.adapters = AdapterBuffer(len(levels.positions), owner.adapters, device) if owner.adapters else None
-
-    def take(self, hidden: Tensor) -> None:
-        """Make room for hidden states like those of the largest batch, if there is none."""
-        if self.hidden is None:
-            self.hidden = torch.zeros_like(hidden)
+        self.read = self.drafted = None
+        if owner.adapters:
+            self.read = AdapterBuffer(levels.num_rows * owner.tokens, owner.adapters, device)
+            self.drafted = AdapterBuffer(len(levels.positions), owner.adapters, device)
 
 
 class _DraftGraph(Generic[Grown]):
-    """A captured loop over the first rows of shared inputs."""
+    """Captured drafting of the first rows of shared inputs."""
 
     def __init__(self, owner: LoopGraphs[Grown], inputs: _Inputs, levels: DraftLevels) -> None:
-        self.owner, self._inputs = owner, inputs
-        layout, self.rooms = levels.layout(), owner.rooms(levels)
-        self._plan_layout = _plan_layout(self.rooms)
-        self._numbers = inputs.numbers[: layout.size + self._plan_layout.size]
-        assert len(self._numbers) == layout.size + self._plan_layout.size, "the largest batch comes first"
-        views = self._plan_layout.views(self._numbers[layout.size :])
-        given = zip(owner.geometries, self.rooms, views[::2], views[1::2], strict=True)
-        is_adapted = inputs.adapters is not None and levels.adapted is not None
-        nodes = len(levels.positions)
-        self.adapted = inputs.adapters.rows(nodes) if inputs.adapters is not None and is_adapted else None
+        self._owner, tokens, self._room = owner, levels.num_rows * owner.tokens, owner.level_room(levels)
+        layouts = _layouts(owner, levels)
+        sizes = [layout.size for layout in layouts]
+        assert sum(sizes) <= len(inputs.numbers), "the largest batch comes first"
+        self._numbers = inputs.numbers[: sum(sizes)]
+        reading, plans, places, level, level_plans = self._numbers.split_with_sizes(sizes)
+        token, positions, slots, visible, ancestors, *sources = layouts[0].views(reading)
+        # The kernel reads the plan alone, so the rows' lengths are not needed.
+        rows = RaggedRows(
+            query_lens=(),
+            lengths=(),
+            tree_starts=(),
+            block_tables=owner.tables.memory,
+            visible=visible,
+            ancestors=ancestors,
+            block_size=owner.block_size,
+            first=owner.first,
+        )
+        for one, (plan,) in owner.reading_room(levels.num_rows).plans(plans).items():
+            rows.plans[one] = plan
+        self._read = self._drafted = None
+        if inputs.read is not None and inputs.drafted is not None and levels.adapted is not None:
+            self._read, self._drafted = inputs.read.rows(tokens), inputs.drafted.rows(len(levels.positions))
+        rows.plans[ADAPTED] = self._read
+        self.batch = TreeBatch(token, positions, slots, rows, token[:0], (), sources[0] if sources else None)
+        self._last, self._accepted = layouts[2].views(places)
         self.levels = replace(
-            levels.placed(layout.views(self._numbers[: layout.size])),
+            levels.placed(layouts[3].views(level)),
+            tables=owner.tables.memory,
+            table_rows=(),
             # Not needed: the kernel uses the plans.
             base=(),
-            table_rows=(),
-            plans={one: room.plans(items, joins) for one, room, items, joins in given},
+            plans=self._room.plans(level_plans),
             adapters=(),
-            adapted=self.adapted,
+            adapted=self._drafted,
         )
         self._replay: Callable[[], Grown]
 
-    def capture(self, capture: Capture, fill: Callable[[Tensor], None], hidden: Tensor) -> None:
-        """Capture the loop over these inputs."""
-        fill(hidden)
-        self._replay = capture(lambda: self.owner.grow(self.levels, self.hidden))
+    def capture(self, capture: Capture) -> None:
+        """Capture the drafting over the inputs as they are."""
+        self._replay = capture(lambda: self._owner.grow(self.batch, self._last + self._accepted, self.levels))
 
-    def loop_of(self, levels: DraftLevels, packet: Packet) -> Callable[[Tensor], Grown]:
-        """See `LoopGraphs.loop_of`."""
-        fill = self.filling(levels, packet)
+    def run_of(self, unread: Unread, levels: DraftLevels, packet: Packet) -> Callable[[], Grown]:
+        """See `LoopGraphs.run_of`."""
+        fill = self.filling(unread, levels, packet)
 
-        def run(hidden: Tensor) -> Grown:
-            fill(hidden)
+        def run() -> Grown:
+            fill()
             return self._replay()
 
         return run
 
-    @property
-    def hidden(self) -> Tensor:
-        assert self._inputs.hidden is not None
-        return self._inputs.hidden[: self.levels.num_rows]
-
-    def filling(self, levels: DraftLevels, packet: Packet) -> Callable[[Tensor], None]:
-        """Return what sets the inputs, once the packet is sent, to these and to hidden states."""
-        given = levels.image
-        assert given is not None
-        plans = packet.begin(self._plan_layout)
+    def filling(self, unread: Unread, levels: DraftLevels, packet: Packet) -> Callable[[], None]:
+        """Return what sets the inputs, once the packet is sent."""
+        assert levels.image is not None
         # A plan depends on how long rows are, not on what they see.
-        rows = levels.lengths(1)
-        for one, room in zip(self.owner.geometries, self.rooms, strict=True):
-            chip = chip_of(levels.tables.device)
-            given_rows = (rows, one, configs_of(one, chip), chip.processors, room.height, packet, room.capacity)
-            for plan in Plan.of_levels(room.levels, levels.width, *given_rows):
-                room.check(plan)
+        plans = self._room.add(levels.lengths(1), packet, levels.width)
+        images = [*unread.images, levels.image, plans]
+        adapted = AdapterRows.of(unread.batch.rows)
 
-        def fill(hidden: Tensor) -> None:
-            copy_parts([given, plans], self._numbers)
-            self.hidden[: len(hidden)].copy_(hidden)
-            if self.adapted is not None:
-                assert levels.adapted is not None
-                fill_adapted(self.adapted, levels.adapted)
+        def fill() -> None:
+            copy_parts(images, self._numbers)
+            for own, given in ((self._read, adapted), (self._drafted, levels.adapted)):
+                if own is not None and given is not None:
+                    fill_adapted(own, given)
 
         return fill
 
 
-def _plan_layout(rooms: Sequence[PlanRoom]) -> PacketLayout:
+def _layouts(owner: LoopGraphs[Grown], levels: DraftLevels) -> list[PacketLayout]:
+    """Return how the inputs lie one behind the other: tokens to be read and plans, last tokens, levels and plans."""
+    rows = levels.num_rows
+    return [
+        row_layout(rows * owner.tokens, 1, owner.first),
+        owner.reading_room(rows).layout,
+        _place_layout(rows),
+        levels.layout(),
+        owner.level_room(levels).layout,
+    ]
+
+
+def _place_layout(rows: int) -> PacketLayout:
+    """Return how the packed row of the first token that may be the last one lies, and the number behind it."""
     layout = PacketLayout()
-    for room in rooms:
-        room.add_to(layout)
+    layout.add(rows)
+    layout.add(rows)
     return layout

@@ -4,28 +4,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.types import Acceptance
-
-
-class NewTokens(NamedTuple):
-    """The tokens that a step appends to some of its requests, on the device before the host knows them.
-
-    Attributes:
-        tokens: int64 `[rows, most]`, the accepted drafts, then the target's own; of no meaning behind it.
-        accepted: int64 `[rows]`, number of accepted drafts.
-    """
-
-    tokens: Tensor
-    accepted: Tensor
-
-    @property
-    def last(self) -> Tensor:
-        """The target's own token of each row, int64 `[rows, 1]`."""
-        return self.tokens.gather(1, self.accepted[:, None])
 
 
 def first_nodes(trees: DraftTrees, rows: Sequence[int]) -> list[int]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec.draft_heads.drafting.draft_levels import DraftLevels
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
-from specdec.draft_heads.drafting.drafts_ahead import DraftsAhead, NewTokens
+from specdec.draft_heads.drafting.drafts_ahead import DraftsAhead
 from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
 from specdec.draft_heads.drafting.tree_search import Searched, TreeSearch
 from specdec.draft_heads.heads.draft_head import CachedHead
@@ -27,14 +27,13 @@ from specdec.kernels.types.types import Candidates, NoiseKey, Stream, TopK
 from specdec.kernels.types.upload import Packet
 from specdec.verify.noise import noise_key
 from specdec.verify.sampling import Context, Sampling
-from specdec.verify.tree_batch import PackedBatch, TreeBatch
+from specdec.verify.tree_batch import TreeBatch
 from specdec.verify.verifier import noise_keys
 
 if TYPE_CHECKING:
     # Importing it imports Triton, which an engine on plain torch does not need.
-    from specdec.draft_heads.drafting.draft_graphs import DraftGraphs, LoopGraphs
+    from specdec.draft_heads.drafting.draft_graphs import DraftGraphs, LoopGraphs, Unread
     from specdec.kernels.triton.plan_buffer import Capture
-    from specdec.verify.pass_graphs import Pass
 
 # What the loop over levels carries from one level to the next.
 State = TypeVar("State")
@@ -66,7 +65,7 @@ class LevelLoops(ABC, Generic[State]):
 
     Attributes:
         windows: entries that the head's rows see in each layer, 0 for all.
-        graphs: CUDA graphs of the loops over levels, or None.
+        graphs: CUDA graphs of drafting, or None.
         one_call: the drafter in one call; None where the kernel set or the head does not have it.
     """
 
@@ -102,20 +101,17 @@ class LevelLoops(ABC, Generic[State]):
         """Return the drafter in one call, if there is one."""
         return None
 
-    @property
-    @abstractmethod
-    def state_size(self) -> int:
-        """Numbers of a token's state, as `read` returns it."""
-
     @abstractmethod
     def read(self, batch: TreeBatch) -> Tensor:
-        """Write the head's entries of known tokens; return their states `[tokens, state_size]`."""
+        """Write the head's entries of known tokens; return their states `[tokens, size]`."""
 
     @abstractmethod
-    def _reading(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[], Tensor]:
-        """Return what writes the head's entries of the tokens to be read, once the packet is sent.
+    def _roots(self, states: Tensor, batch: TreeBatch, last: Tensor) -> Tensor:
+        """Return what drafting begins with, `[rows, size]`.
 
-        It returns what drafting begins with, `[rows, size]`.
+        Args:
+            states: of `read`, of a batch of known tokens.
+            last: int64 `[rows]`, the packed row of each last token.
         """
 
     @abstractmethod
@@ -138,15 +134,11 @@ class LevelLoops(ABC, Generic[State]):
         """
 
     @abstractmethod
-    def _roots(self, states: Tensor, new: NewTokens) -> Tensor:
-        """Return what drafting begins with, of states `[rows, most, state_size]` of the tokens that a step brings."""
-
-    @abstractmethod
     def _begin(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow], *, drawn: bool) -> State:
         """Return the state of the roots.
 
         Args:
-            roots: of `_reading`.
+            roots: of `_roots`.
             rows: empty where none needs logit edits.
         """
 
@@ -170,12 +162,27 @@ class LevelLoops(ABC, Generic[State]):
     def _expand(self, levels: DraftLevels, frontier: Frontier, state: State, level: int) -> State:
         """Return the state of the frontier that follows `level`."""
 
-    def candidates(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow] = ()) -> Searched:
-        """Run the loop over levels, and return the candidates as they stay on the device; see `search`."""
-        return self.search(levels, roots, rows).candidates()
+    def read_and_search(self, batch: TreeBatch, last: Tensor, levels: DraftLevels) -> Searched:
+        """Read known tokens, and run the loop of a search behind them; return candidates that stay on the device.
+
+        Args:
+            last: see `_roots`.
+        """
+        return self.search(levels, self._roots(self.read(batch), batch, last)).candidates()
+
+    def read_and_draw(
+        self, batch: TreeBatch, last: Tensor, levels: DraftLevels, probs: Tensor | None = None
+    ) -> TreeDraw:
+        """Read known tokens, and run the loop of drawn trees behind them.
+
+        Args:
+            last: see `_roots`.
+            probs: see `draw`.
+        """
+        return self.draw(levels, self._roots(self.read(batch), batch, last), probs=probs)
 
     def capture(self, capture: "Capture", rows: Sequence[DraftRow], *, drawn: bool) -> None:
-        """Capture the loop over levels for as many rows as these, which belong to no request.
+        """Capture drafting for as many rows as these, which belong to no request.
 
         Args:
             capture: `CudaGraphs.capture` on a GPU.
@@ -186,9 +193,9 @@ class LevelLoops(ABC, Generic[State]):
         graphs: LoopGraphs[Any] = self.graphs.draw if drawn else self.graphs.search
         width, keys_of = (self.draw_sizes.width, step_keys) if drawn else (self.branching, noise_keys)
         packet = Packet(self.kv.device)
-        read = self._reading(rows, packet)
+        unread = self._unread(rows, graphs, packet)
         levels = self._padded_levels(rows, (), width, keys_of, graphs, packet)
-        graphs.capture(capture, levels, packet, read)
+        graphs.capture(capture, unread, levels, packet)
 
     def _padded_levels(
         self,
@@ -218,7 +225,7 @@ class LevelLoops(ABC, Generic[State]):
 
         Args:
             levels: inputs of all levels.
-            roots: `[rows, size]` of `_reading`.
+            roots: `[rows, size]` of `_roots`.
             rows: not needed in that case.
             depths: levels of each row, lowered where a deeper level is less probable than `min_reach`; None to draft
                 all levels.
@@ -262,41 +269,44 @@ class LevelLoops(ABC, Generic[State]):
                 state = self._expand(levels, frontier, state, level)
         return draw
 
-    def _unread(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[], tuple[TreeBatch, Tensor]]:
-        """Return what reads, once the packet is sent: it writes the entries, and returns them with their states."""
+    def _parts(self, rows: Sequence[DraftRow]) -> list[TreeRow]:
+        """Return the tokens of rows that are to be read."""
         starts = [max(row.num_draft_cached, self.first) for row in rows]
-        parts = [
+        return [
             TreeRow(row.token_ids[start : row.draft_prefill_end], start, row.block_table, 1, row.adapter)
             for row, start in zip(rows, starts, strict=True)
         ]
-        packed, run = self._packed(rows, parts, packet)
-        return lambda: (packed.batch, run(packed.complete()))
 
-    def _reading_ahead(
-        self, rows: Sequence[DraftRow], packet: Packet
-    ) -> tuple[Tensor, Tensor | None, Callable[[], Tensor]]:
-        """Return what reads the tokens that a step brings, once the packet is sent and the device knows them.
+    def _firsts(self, rows: Sequence[DraftRow]) -> list[int]:
+        """Return the first entry of each row that holds something."""
+        return [max(row.draft_start, self.first) for row in rows]
 
-        Returns:
-            Where the tokens go, int64 `[rows, most]`; slots of the tokens before them, so too, None where there are
-            none; and what returns the states of as many tokens as there may be, `[rows, most, state_size]`.
-        """
-        most, count = self.shape.tokens, len(rows)
+    def _reading(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[], Tensor]:
+        """Return what reads the tokens of rows, once the packet is sent, and returns what drafting begins with."""
+        packed = TreeBatch.pack_into(
+            packet,
+            self._parts(rows),
+            HostTrees.empty(len(rows)),
+            self.block_size,
+            first=self.first,
+            firsts=self._firsts(rows),
+        )
+
+        def roots() -> Tensor:
+            batch = packed.complete()
+            return self._roots(self.read(batch), batch, batch.logit_rows)
+
+        return roots
+
+    def _unread(self, rows: Sequence[DraftRow], graphs: "LoopGraphs[Any]", packet: Packet) -> "Unread":
+        """Return the tokens that a graph reads before it drafts for rows."""
+        return graphs.pack(self._parts(rows), self._firsts(rows), packet)
+
+    def _coming(self, rows: Sequence[DraftRow], graphs: "LoopGraphs[Any]", packet: Packet) -> "Unread":
+        """Return the same of the tokens that a step brings, which the device writes there."""
+        most = self.shape.tokens
         parts = [TreeRow([0] * most, len(row.token_ids), row.block_table, 1, row.adapter) for row in rows]
-        packed, run = self._packed(rows, parts, packet)
-        tokens, sources = packed.batch.tokens[: count * most].view(count, most), packed.batch.sources
-        if sources is not None:
-            sources = sources[: count * most].view(count, most)
-        return tokens, sources, lambda: run(packed.complete())[: count * most].view(count, most, -1)
-
-    def _packed(self, rows: Sequence[DraftRow], parts: list[TreeRow], packet: Packet) -> "tuple[PackedBatch, Pass]":
-        """Return packed tokens to be read, and the pass over them."""
-        firsts, none = [max(row.draft_start, self.first) for row in rows], HostTrees.empty(len(rows))
-        if self.graphs is None:
-            args = packet, parts, none, self.block_size
-            return TreeBatch.pack_into(*args, first=self.first, firsts=firsts), self.read
-        packed = self.graphs.reading.pack(packet, parts, none, firsts)
-        return packed, self.graphs.reading.pass_of(packed, packet)
+        return graphs.pack(parts, self._firsts(rows), packet, coming=most - 1)
 
     def _adapt(self, rows: RaggedRows) -> None:
         """Have the head's next products adapt these rows."""

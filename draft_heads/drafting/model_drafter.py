@@ -9,7 +9,6 @@ from torch import Tensor
 from specdec.draft_heads.drafting.draft_levels import DraftLevels, own_bits
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
-from specdec.draft_heads.drafting.drafts_ahead import NewTokens
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.heads.draft_head import CachedHead, DraftHead
 from specdec.draft_heads.heads.readout import Readout
@@ -63,22 +62,9 @@ class ModelDrafter(TreeDrafter[Tensor]):
         cache = DraftingCache(self.kv, self.features, self.rope, self.block_size, head.first_entry, self.branching)
         return passes.drafting(weights, output, size, tokens, cache)
 
-    def _reading(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[], Tensor]:
-        """Return what runs the head over the tokens to be read: its state after each row's last."""
-        read = self._unread(rows, packet)
-
-        def last() -> Tensor:
-            batch, states = read()
-            return states if len(states) == len(rows) else states.index_select(0, batch.logit_rows)
-
-        return last
-
-    def _roots(self, states: Tensor, new: NewTokens) -> Tensor:
-        return states.gather(1, new.accepted[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
-
-    @property
-    def state_size(self) -> int:
-        return self.llama.hidden_size
+    def _roots(self, states: Tensor, batch: TreeBatch, last: Tensor) -> Tensor:  # noqa: ARG002
+        """Return the head's state after each last token."""
+        return states if len(states) == len(last) else states.index_select(0, last)
 
     def read(self, batch: TreeBatch) -> Tensor:
         """See `TreeDrafter.read`."""

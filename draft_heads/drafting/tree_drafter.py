@@ -1,15 +1,12 @@
 """The base of drafters with a model: from a batch of rows to their trees, searched or drawn, level by level."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 from torch import Tensor
 
-from specdec.draft_heads.drafting.draft_levels import DraftLevels
 from specdec.draft_heads.drafting.drafter import Commit, DraftAhead, DraftRow, Proposal
-from specdec.draft_heads.drafting.drafts_ahead import DraftsAhead, LoopAhead, NewTokens, first_nodes
+from specdec.draft_heads.drafting.drafts_ahead import DraftsAhead, LoopAhead, first_nodes
 from specdec.draft_heads.drafting.level_loops import LevelLoops, State, step_keys
 from specdec.draft_heads.drafting.one_call_rows import one_call_rows
 from specdec.draft_heads.drafting.tree_draw import TreeDraw
@@ -68,12 +65,11 @@ class TreeDrafter(LevelLoops[State]):
                 if any(row is not None for row in own):
                     order += own
                     found.append(self._trees_of(loop, [None if i is None else rows[i] for i in own], packet))
-        read = self._reading([rows[i] for i in reading], packet) if reading else None
-        if read is not None:
+        if reading:
+            draft = self._prepare(rows, reading, order, packet)
             packet.send()
-            found = [_chosen(own) for own in found]
-            # A device reads while the host prepares the levels.
-            found += self._drafted(read(), rows, reading, order, packet)
+            # Before other graphs run, whose memory the candidates share.
+            found = [*map(_chosen, found), *draft()]
         if not found:
             return HostTrees.empty(len(rows))
         trees = found[0]
@@ -85,36 +81,45 @@ class TreeDrafter(LevelLoops[State]):
         drafted: DraftTrees = trees
         return drafted
 
-    def _drafted(
-        self,
-        roots: Tensor,
-        rows: Sequence[DraftRow],
-        reading: Sequence[int],
-        order: list[int | None],
-        packet: Packet,
-    ) -> list[DraftTrees]:
-        """Draft the trees of rows that have been read, in groups; add the row of each tree to `order`.
+    def _prepare(
+        self, rows: Sequence[DraftRow], reading: Sequence[int], order: list[int | None], packet: Packet
+    ) -> Callable[[], list[DraftTrees]]:
+        """Return what reads, and drafts trees in groups, once the packet is sent; add the row of each tree to `order`.
 
         Args:
-            roots: of `_reading`.
+            reading: places of the rows whose tokens are to be read.
         """
-        # Their places among the reading ones.
-        drafting = [k for k, i in enumerate(reading) if rows[i].num_nodes > 0 and rows[i].max_depth > 0]
+        drafting = [i for i in reading if rows[i].num_nodes > 0 and rows[i].max_depth > 0]
         groups = [
-            (
-                [reading[k] for k in chosen],
-                None if len(chosen) == len(reading) else packet.add(chosen),
-                prepare([rows[reading[k]] for k in chosen], packet),
-            )
-            for chosen, prepare in zip(
-                self._split(drafting, [rows[i] for i in reading]), (self._draw, self._search), strict=True
-            )
-            if chosen
+            (own, drawn, self._graphs_for([rows[i] for i in own], drawn=drawn))
+            for own, drawn in zip(self._split(drafting, rows), (True, False), strict=True)
+            if own
         ]
-        packet.send()
-        for places, _, _ in groups:
-            order += places
-        return [draft(roots if chosen is None else roots.index_select(0, chosen)) for _, chosen, draft in groups]
+        captured = {i for own, _, graphs in groups if graphs is not None for i in own}
+        given, alone = [*rows], list[int]()
+        for i in reading:
+            row = rows[i]
+            # A graph reads what a step may bring. More, as of a prompt, is read before, and the last token once more.
+            if i not in captured or row.draft_prefill_end - max(row.num_draft_cached, self.first) > self.shape.tokens:
+                alone.append(i)
+                given[i] = row._replace(num_draft_cached=row.draft_prefill_end - 1)
+        read = self._reading([rows[i] for i in alone], packet) if alone else None
+        prepared = list[tuple[Tensor | None, Callable[[Tensor | None], DraftTrees]]]()
+        for own, drawn, graphs in groups:
+            is_all = graphs is not None or own == alone
+            places = None if is_all else packet.add([alone.index(i) for i in own])
+            prepare = self._draw if drawn else self._search
+            prepared.append((places, prepare([given[i] for i in own], graphs, packet)))
+            order += own
+
+        def draft() -> list[DraftTrees]:
+            roots = None if read is None else read()
+            return [
+                run(roots if places is None or roots is None else roots.index_select(0, places))
+                for places, run in prepared
+            ]
+
+        return draft
 
     def _split(self, places: Sequence[int], rows: Sequence[DraftRow]) -> tuple[list[int], list[int]]:
         """Return the places of rows whose trees are drawn, and of those whose trees are searched."""
@@ -139,8 +144,8 @@ class TreeDrafter(LevelLoops[State]):
             Which of the rows are drafted for, and what drafts for them once the packet is sent and the walk is made,
             for the next call of `propose`; None if there are none.
         """
-        graphs, shape = self.graphs, self.shape
-        if graphs is None or self._stops_early:
+        shape = self.shape
+        if self.graphs is None or self._stops_early:
             return None
         last = self.llama.max_position - shape.tokens - shape.positions
         # Logit edits read tokens that the host does not know yet.
@@ -151,37 +156,38 @@ class TreeDrafter(LevelLoops[State]):
         ]
         drawn_rows, searched_rows = self._split(able, rows)
         # Graphs of drawing are captured last, so they leave the candidates of a search as they are.
-        kinds: tuple[tuple[list[int], LoopGraphs[Any], bool], ...] = (
-            (searched_rows, graphs.search, False),
-            (drawn_rows, graphs.draw, True),
-        )
-        groups = [kind for kind in kinds if kind[0] and _graphs_for([rows[k] for k in kind[0]], kind[1])]
+        groups = [
+            (own, drawn, graphs)
+            for own, drawn in ((searched_rows, False), (drawn_rows, True))
+            if own and (graphs := self._graphs_for([rows[k] for k in own], drawn=drawn)) is not None
+        ]
         kept = [k for own, _, _ in groups for k in own]
         if not kept:
             return None
-        chosen = [rows[k] for k in kept]
-        tokens, sources, read = self._reading_ahead(chosen, packet)
         nodes, walked = trees.nodes(packet), [places[k] for k in kept]
         rows_of, firsts = packet.add(walked), packet.add(first_nodes(trees, walked))
-        loops, start = list[tuple[slice, bool, DraftLevels, Callable[[Tensor], Any]]](), 0
-        for own, loop, drawn in groups:
+        loops, start = list[tuple[slice, bool, tuple[Any, ...], Callable[[], Any]]](), 0
+        for own, drawn, graphs in groups:
+            chosen = [rows[k] for k in own]
             width, keys_of = (self.draw_sizes.width, step_keys) if drawn else (self.branching, noise_keys)
-            levels = self._padded_levels([rows[k] for k in own], (), width, keys_of, loop, packet, shape.tokens)
-            loops.append((slice(start, start + len(own)), drawn, levels, loop.loop_of(levels, packet)))
-            start += len(own)
+            part, most = slice(start, start + len(own)), len(own) * shape.tokens
+            coming = self._coming(chosen, graphs, packet)
+            levels = self._padded_levels(chosen, (), width, keys_of, graphs, packet, shape.tokens)
+            positions, noise = (each[: len(own)] for each in levels.own_positions)
+            tokens, sources = coming.batch.tokens[:most].view(-1, shape.tokens), coming.batch.sources
+            if sources is not None:
+                sources = sources[:most].view(-1, shape.tokens)
+            given = tokens, coming.accepted, sources, positions, noise
+            loops.append((part, drawn, given, graphs.run_of(coming, levels, packet)))
+            start = part.stop
+        all_rows = [rows[k] for k in kept]
 
         def draft(walk: Walk, commit: Commit) -> DraftsAhead:
-            new, targets = NewTokens(tokens, torch.empty_like(rows_of)), list[TokenTargets]()
-            for part, _, levels, _ in loops:
-                positions, noise = (each[: part.stop - part.start] for each in levels.own_positions)
-                own = None if sources is None else sources[part]
-                given = rows_of[part], firsts[part], tokens[part], new.accepted[part], own, positions, noise
-                targets.append(TokenTargets(nodes().tokens, *given))
-            commit(walk, targets)
-            roots, grown = self._roots(read(), new), list[LoopAhead]()
-            for part, drawn, _, run in loops:
-                grown.append(LoopAhead(range(part.start, part.stop), drawn, run(roots[part])))
-            self._ahead = DraftsAhead(chosen, grown)
+            commit(
+                walk, [TokenTargets(nodes().tokens, rows_of[part], firsts[part], *given) for part, _, given, _ in loops]
+            )
+            grown = [LoopAhead(range(part.start, part.stop), drawn, run()) for part, drawn, _, run in loops]
+            self._ahead = DraftsAhead(all_rows, grown)
             return self._ahead
 
         return kept, draft
@@ -213,18 +219,40 @@ class TreeDrafter(LevelLoops[State]):
         place = {row: k for k, row in enumerate(reading)}
         return found.select([place.get(row) for row in range(len(rows))])
 
-    def _search(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[Tensor], DraftTrees]:
-        """Return what drafts trees of the most probable tokens, with the position's noise or without, of roots."""
+    def _graphs_for(self, rows: Sequence[DraftRow], *, drawn: bool) -> "LoopGraphs[Any] | None":
+        """Return the graphs if they can draft for these rows: no row needs more than a temperature and filters."""
+        if self.graphs is None or (not drawn and self._ends_early(rows)):
+            return None
+        graphs: LoopGraphs[Any] = self.graphs.draw if drawn else self.graphs.search
+        takes = graphs.has(len(rows), adapted=any(row.adapter for row in rows))
+        return graphs if takes and not any(row.context.sampling.edits for row in rows) else None
+
+    def _ends_early(self, rows: Sequence[DraftRow]) -> bool:
+        return self._stops_early and not all(row.full_depth for row in rows)
+
+    def _search(
+        self, rows: Sequence[DraftRow], graphs: "LoopGraphs[Searched] | None", packet: Packet
+    ) -> Callable[[Tensor | None], DraftTrees]:
+        """Return what drafts trees of the most probable tokens, with the position's noise or without, of roots.
+
+        Args:
+            graphs: graphs that read as well, and need no roots; None where there are none.
+        """
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
-        stops_early = self._stops_early and not all(row.full_depth for row in rows)
-        graphs = None if stops_early or self.graphs is None else _graphs_for(rows, self.graphs.search)
+        unread = None if graphs is None else self._unread(rows, graphs, packet)
         levels = self._padded_levels(rows, depths, self.branching, noise_keys, graphs, packet)
-        if not self.kernels.on_device or stops_early:
-            given = depths if stops_early else None
-            return lambda roots: self._searched(self.search(levels, roots, rows, given), rows, depths)
-        run = partial(self.candidates, levels, rows=rows) if graphs is None else graphs.loop_of(levels, packet)
+        ends_early = self._ends_early(rows)
+        if not self.kernels.on_device or ends_early:
+            given = depths if ends_early else None
+            return lambda roots: self._searched(self.search(levels, _known(roots), rows, given), rows, depths)
+        run = None if graphs is None or unread is None else graphs.run_of(unread, levels, packet)
         bounds = self._bounds(rows, depths, levels.depth, packet)
-        return lambda roots: _chosen(run(roots).trees(bounds, self.kernels.search, packet))
+
+        def draft(roots: Tensor | None) -> DraftTrees:
+            found = self.search(levels, _known(roots), rows).candidates() if run is None else run()
+            return _chosen(found.trees(bounds, self.kernels.search, packet))
+
+        return draft
 
     def _bounds(self, rows: Sequence[DraftRow], depths: Sequence[int], depth: int, packet: Packet) -> TreeBounds:
         """Return the bounds of rows' trees by a search of `depth` levels."""
@@ -239,16 +267,25 @@ class TreeDrafter(LevelLoops[State]):
         bounds = self._bounds(rows, depths, search.num_levels, packet)
         return search.candidates().trees(bounds, self.kernels.search, packet)
 
-    def _draw(self, rows: Sequence[DraftRow], packet: Packet) -> Callable[[Tensor], DraftTrees]:
+    def _draw(
+        self, rows: Sequence[DraftRow], graphs: "LoopGraphs[TreeDraw] | None", packet: Packet
+    ) -> Callable[[Tensor | None], DraftTrees]:
         """Return what drafts trees of tokens drawn from q, of roots.
 
         How many are drawn is fixed beforehand, or q would not be their distribution.
+
+        Args:
+            graphs: see `_search`.
         """
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
-        graphs = None if self.graphs is None else _graphs_for(rows, self.graphs.draw)
+        unread = None if graphs is None else self._unread(rows, graphs, packet)
         levels = self._padded_levels(rows, depths, self.draw_sizes.width, step_keys, graphs, packet)
-        run = partial(self.draw, levels, rows=rows) if graphs is None else graphs.loop_of(levels, packet)
-        return lambda roots: self._drawn(run(roots), rows, depths)
+        run = None if graphs is None or unread is None else graphs.run_of(unread, levels, packet)
+
+        def draft(roots: Tensor | None) -> DraftTrees:
+            return self._drawn(self.draw(levels, _known(roots), rows) if run is None else run(), rows, depths)
+
+        return draft
 
     def _drawn(self, draw: TreeDraw, rows: Sequence[DraftRow], depths: Sequence[int]) -> DraftTrees:
         """Return the trees of all rows but padding, on the device where the host need not know them yet."""
@@ -273,7 +310,6 @@ def _without_padding(trees: DraftTrees, count: int) -> DraftTrees:
     return trees.select(range(count)) if len(trees.sizes) > count else trees
 
 
-def _graphs_for(rows: Sequence[DraftRow], graphs: "LoopGraphs[Grown]") -> "LoopGraphs[Grown] | None":
-    """Return the graphs if they can draft for these rows: no row needs logit edits beyond temperature and filtering."""
-    takes = graphs.has(len(rows), adapted=any(row.adapter for row in rows))
-    return graphs if takes and not any(row.context.sampling.edits for row in rows) else None
+def _known(roots: Tensor | None) -> Tensor:
+    assert roots is not None, "the tokens were not read"
+    return roots

@@ -1,6 +1,7 @@
 """The attention kernel's work plan for a step: tiles of query rows, cut along the context where they take long."""
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -258,10 +259,15 @@ def reachable_heights(rows: int, group: int, configs: dict[int, Config]) -> list
 
 def best_height(rows: RaggedRows, group: int, configs: dict[int, Config]) -> int:
     """Return the cheapest height of tiles: a tile reads its context once and computes with all its height."""
+    return cheapest_height(rows.query_lens, rows.lengths, group, configs)
+
+
+def cheapest_height(query_lens: Sequence[int], lengths: Sequence[int], group: int, configs: dict[int, Config]) -> int:
+    """Return `best_height` of rows by their numbers; see `RaggedRows`."""
 
     def cost(height: int) -> int:
         per_tile = height // group
-        read = sum(ceil_div(n, per_tile) * length for n, length in zip(rows.query_lens, rows.lengths, strict=True))
+        read = sum(ceil_div(n, per_tile) * length for n, length in zip(query_lens, lengths, strict=True))
         return (BALANCED_HEIGHT + height) * read
 
     return min((height for height in configs if height >= group), key=cost)

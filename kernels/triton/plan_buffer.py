@@ -1,13 +1,14 @@
 """Attention plans in memory at a fixed address, for replayed CUDA graphs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec.kernels.triton.attention_plan import ITEM, JOIN, Config, Plan, PlanCapacity
-from specdec.kernels.types.upload import PacketLayout
+from specdec.kernels.triton.attention_plan import ITEM, JOIN, AttentionGeometry, Chip, Plan, PlanCapacity, configs_of
+from specdec.kernels.types.ragged_rows import RaggedRows
+from specdec.kernels.types.upload import Packet, PacketLayout
 
 # Captures some work, and returns its replay, which reads and writes the same memory each time.
 Capture = Callable[[Callable[[], Any]], Callable[[], Any]]
@@ -23,23 +24,57 @@ class PlanRoom:
     """The plans of a captured pass, or of the levels of a captured loop: their sizes, and their place among its inputs.
 
     Unused items and joins, which are zeros, have no rows and do nothing.
+
+    Args:
+        geometries: geometries of the layers' attention, one per window.
+        height: height of the tiles.
+        rows: most query rows.
+        requests: most requests that they belong to.
+
+    Attributes:
+        layout: how the plans lie in memory.
     """
 
-    def __init__(self, height: int, config: Config, capacity: PlanCapacity, levels: int = 1) -> None:
-        self.height, self.config, self.capacity, self.levels = height, config, capacity, levels
+    def __init__(
+        self,
+        geometries: Sequence[AttentionGeometry],
+        height: int,
+        rows: int,
+        requests: int,
+        chip: Chip,
+        levels: int = 1,
+    ) -> None:
+        self.geometries, self.height, self.chip, self.levels = geometries, height, chip, levels
+        self.layout = PacketLayout()
+        self._capacities = list[PlanCapacity]()
+        for one in geometries:
+            tiles = most_tiles(rows, requests, max(height // one.group, 1))
+            capacity = PlanCapacity.of(tiles, one.kv_heads, chip.processors)
+            self._capacities.append(capacity)
+            self.layout.add(levels, capacity.items, ITEM, dtype=torch.int32)
+            self.layout.add(capacity.joins, JOIN, dtype=torch.int32)
 
-    def add_to(self, layout: PacketLayout) -> None:
-        """Add the plans' tensors to those of the pass."""
-        layout.add(self.levels, self.capacity.items, ITEM, dtype=torch.int32)
-        layout.add(self.capacity.joins, JOIN, dtype=torch.int32)
+    def plans(self, memory: Tensor) -> dict[AttentionGeometry, list[Plan]]:
+        """Return the plans to capture with, one of each level, in memory of the layout's size."""
+        views = self.layout.views(memory)
+        found = {}
+        for one, capacity, items, joins in zip(self.geometries, self._capacities, views[::2], views[1::2], strict=True):
+            config = configs_of(one, self.chip)[self.height]
+            found[one] = [Plan(self.height, config, own, joins, capacity.parts) for own in items.unbind(0)]
+        return found
 
-    def plans(self, items: Tensor, joins: Tensor) -> list[Plan]:
-        """Return the plans to capture the pass with, one of each level."""
-        return [Plan(self.height, self.config, own, joins, self.capacity.parts) for own in items.unbind(0)]
+    def add(self, rows: RaggedRows, packet: Packet, width: int = 0) -> Tensor:
+        """Add the plans of rows to a packet; return them as bytes, which lie as in the layout.
 
-    def check(self, given: Plan) -> None:
-        """Check that another plan can take its place."""
-        assert (self.height, self.config) == (given.height, given.config)
-        assert len(given.items) <= self.capacity.items
-        assert len(given.joins) <= self.capacity.joins
-        assert given.num_parts <= self.capacity.parts
+        Args:
+            rows: of the first level.
+            width: see `Plan.of_levels`.
+        """
+        memory = packet.begin(self.layout)
+        for one, capacity in zip(self.geometries, self._capacities, strict=True):
+            given = configs_of(one, self.chip), self.chip.processors, self.height, packet, capacity
+            for plan in Plan.of_levels(self.levels, width, rows, one, *given):
+                assert len(plan.items) <= capacity.items
+                assert len(plan.joins) <= capacity.joins
+                assert plan.num_parts <= capacity.parts
+        return memory

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.cache.kv_cache import KVCache
 from specdec.core.progress import progress_bar
 from specdec.draft_heads.drafting.draft_graphs import DraftGraphs, LoopGraphs
 from specdec.draft_heads.drafting.drafter import Proposal
@@ -18,15 +17,13 @@ from specdec.execution.model_runner import ModelRunner
 from specdec.kernels.triton.attention_plan import AttentionGeometry
 from specdec.kernels.triton.plan_buffer import Capture
 from specdec.kernels.types.device_tables import DeviceTables
-from specdec.kernels.types.integers import next_power_of_2
+from specdec.kernels.types.integers import ceil_div, next_power_of_2
 from specdec.kernels.types.upload import Packet
 from specdec.verify.pass_graphs import GraphLimits, PassGraphs
 
 # Limit of the draft probabilities of drawn trees: float32 over the vocabulary for each node that has children. More
 # rows than have room are drafted without a graph.
 MAX_DRAFT_PROBS_BYTES = 256 << 20
-# Tokens that a head reads in a graph, at most. After a step with drafts it reads those that were accepted, and one.
-MOST_READ = 512
 # Cached tokens of the rows that a drafting loop is captured with. No graph depends on them.
 DRAFTED_CONTEXT = 1
 
@@ -40,23 +37,25 @@ def capture_passes(runner: ModelRunner, capture: Capture, limits: GraphLimits) -
     cache, config = runner.cache, runner.model.config
     output = torch.empty(limits.padded_tokens, config.hidden_size, dtype=runner.dtype, device=cache.target.device)
     geometries = _geometries(config, runner.dtype, config.layer_windows)
-    tables = DeviceTables(limits.rows, limits.blocks, cache.null_block, cache.target.device)
-    runner.graphs = PassGraphs(runner.features, output, geometries, limits, cache.block_size, tables)
-    _capture_all(runner.graphs, cache, capture, "capturing passes")
-
-
-def _capture_all(graphs: PassGraphs, cache: KVCache, capture: Capture, words: str) -> None:
+    tables = step_tables(limits, cache.block_size, cache.null_block, cache.target.device)
+    graphs = runner.graphs = PassGraphs(runner.features, output, geometries, limits, cache.block_size, tables)
     keys = graphs.pass_keys()
-    with torch.inference_mode(), progress_bar(len(keys), words) as advance:
+    with torch.inference_mode(), progress_bar(len(keys), "capturing passes") as advance:
         for key in keys:
             packet = Packet(cache.target.device)
-            rows = dummy_batch(cache, graphs.limits.rows, key.tokens, key.adapted, graphs.first)
+            rows = dummy_batch(cache, limits.rows, key.tokens, key.adapted)
             graphs.capture(key, graphs.pack(packet, *rows), packet, capture)
             advance()
 
 
+def step_tables(limits: GraphLimits, block_size: int, null_block: int, device: torch.device) -> DeviceTables:
+    """Return memory for the block tables of steps, and for those of padding."""
+    blocks = max(limits.blocks, ceil_div(PassGraphs.most_padding(), block_size))
+    return DeviceTables(limits.rows, blocks, null_block, device)
+
+
 def capture_drafting(drafter: TreeDrafter[Any], runner: ModelRunner, capture: Capture, limits: GraphLimits) -> None:
-    """Capture the head's reading of few tokens and the drafting loops, and replay them from now on.
+    """Capture drafting, and replay it from now on.
 
     Args:
         capture: `CudaGraphs.capture` on a GPU.
@@ -64,21 +63,15 @@ def capture_drafting(drafter: TreeDrafter[Any], runner: ModelRunner, capture: Ca
     cache, shape = runner.cache, drafter.shape
     geometries = _geometries(drafter.llama, drafter.dtype, drafter.windows)
     assert runner.graphs is not None
-    tables = runner.graphs.tables
-    rest = geometries, tables, limits.adapters
+    rest = geometries, runner.graphs.tables, limits.adapters, shape, cache.block_size, drafter.first
     most = next_power_of_2(limits.requests)
     counts = [1 << power for power in reversed(range(most.bit_length()))]
-    cases, draw = [(rows, False) for rows in counts], drafter.draw
+    cases, draw = [(rows, False) for rows in counts], drafter.read_and_draw
     if drafter.proposal == Proposal.DRAWN:
         probs = draft_probs_buffer(drafter, most)
         draw = partial(draw, probs=probs)
         cases += [(rows, True) for rows in counts if rows <= len(probs)]
-    tokens = min(limits.requests * (1 + shape.depth), MOST_READ)
-    fewer = limits._replace(tokens=tokens, words=1)
-    output = torch.empty(fewer.padded_tokens, drafter.state_size, dtype=drafter.dtype, device=drafter.kv.device)
-    reading = PassGraphs(drafter.read, output, geometries, fewer, cache.block_size, tables, drafter.first)
-    _capture_all(reading, cache, capture, "capturing reading")
-    drafter.graphs = DraftGraphs(reading, LoopGraphs(drafter.candidates, *rest), LoopGraphs(draw, *rest))
+    drafter.graphs = DraftGraphs(LoopGraphs(drafter.read_and_search, *rest), LoopGraphs(draw, *rest))
     with torch.inference_mode(), progress_bar(len(cases), "capturing drafting") as advance:
         for rows, drawn in cases:
             for adapter in sorted({0, min(1, limits.adapters)}):

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.draft_heads.drafting.draft_graphs import LoopGraphs
+from specdec.draft_heads.drafting.draft_graphs import LoopGraphs, Unread
 from specdec.draft_heads.drafting.draft_levels import DraftLevels, own_bits
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.drafting.tree_draw import DrawSizes
 from specdec.execution.dummy_rows import dummy_batch, dummy_draft_rows
-from specdec.execution.graph_capture import MAX_DRAFT_PROBS_BYTES, draft_probs_buffer
+from specdec.execution.graph_capture import MAX_DRAFT_PROBS_BYTES, draft_probs_buffer, step_tables
 from specdec.kernels.triton.attention_plan import (
     CONFIGS,
     HOPPER_CONFIGS,
@@ -28,7 +28,6 @@ from specdec.kernels.triton.attention_plan import (
     reachable_heights,
 )
 from specdec.kernels.triton.plan_buffer import most_tiles
-from specdec.kernels.types.device_tables import DeviceTables
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.integers import ceil_div, next_power_of_2
 from specdec.kernels.types.ragged_rows import RaggedRows
@@ -63,6 +62,7 @@ MODELS = {
     "its part of eight": Model(1, 4, (0,), 64, 8192, 2048),
     "with windows, few seats": Model(4, 2, (0, 128), 5, 600, 256),
     "as many KV heads": Model(32, 1, (0,), 16, 4096, 1024),
+    "texts shorter than padding": Model(2, 4, (0,), 64, 24, 1024),
 }
 
 
@@ -109,7 +109,7 @@ def drawn_step(chance: random.Random, model: Model) -> list[tuple[TreeRow, Draft
         known = chance.randint(1, chance.choice((8, 128, 512))) if chunks and chance.random() < 0.3 else 1
         nodes = chance.choice((0, chance.randint(0, most), most)) if known == 1 else 0
         cached = chance.randint(0, chance.choice((64, 1024, model.longest)))
-        known = min(known, left)
+        known = min(known, left, model.longest)
         cached = max(0, min(cached, model.longest - known - nodes))
         if known + nodes > left or not known:
             break
@@ -130,7 +130,7 @@ def test_every_pass_of_drawn_traffic_was_captured_at_the_start(name: str) -> Non
     blocks = ceil_div(model.longest + SHAPE.slots, BLOCK)
     limits = GraphLimits(model.seats, min(model.budget, model.seats * model.longest), blocks, words, ADAPTERS)
     output = torch.empty(limits.padded_tokens, 1)
-    tables = DeviceTables(limits.rows, limits.blocks, 0, CPU)
+    tables = step_tables(limits, BLOCK, 0, CPU)
     graphs = PassGraphs(eagerly, output, geometries(model), limits, BLOCK, tables)
     for key in graphs.pass_keys():
         packet = Packet(CPU)
@@ -157,32 +157,42 @@ def test_every_drafting_of_drawn_traffic_was_captured_at_the_start(name: str) ->
     chance, width = random.Random(seed), SHAPE.branching
     bits = own_bits(SHAPE.depth - 1, width, CPU)
     blocks = ceil_div(model.longest + SHAPE.slots, BLOCK)
-    tables = DeviceTables(next_power_of_2(model.seats), blocks, 0, CPU)
-    loops = LoopGraphs[Any](eagerly, geometries(model), tables, ADAPTERS)
+    tables = step_tables(GraphLimits(model.seats, 0, blocks, 1, ADAPTERS), BLOCK, 0, CPU)
+    loops = LoopGraphs[Any](eagerly, geometries(model), tables, ADAPTERS, SHAPE, BLOCK, 1)
 
     def levels_of(rows: Sequence[DraftRow], packet: Packet) -> DraftLevels:
         return DraftLevels.start(rows, BLOCK, bits, [None] * len(rows), 1, torch.float32, packet, graph_tables=tables)
+
+    def unread_of(rows: Sequence[DraftRow], packet: Packet, counts: Sequence[int]) -> Unread:
+        parts = [
+            TreeRow([0] * count, len(row.token_ids) - count, row.block_table, 1, row.adapter)
+            for row, count in zip(rows, counts, strict=True)
+        ]
+        return loops.pack(parts, [1] * len(parts), packet)
 
     counts = [1 << power for power in reversed(range(next_power_of_2(model.seats).bit_length()))]
     for rows in counts:
         for adapter in (0, 1):
             dummy = dummy_draft_rows(Cache(), rows, 1, SHAPE, adapter=adapter)  # type: ignore[arg-type]
-            packet, hidden = Packet(CPU), torch.zeros(rows, 1)
-            loops.capture(counter.capture, levels_of(dummy, packet), packet, lambda hidden=hidden: hidden)  # type: ignore[misc]
+            packet = Packet(CPU)
+            unread = unread_of(dummy, packet, [1] * rows)
+            loops.capture(counter.capture, unread, levels_of(dummy, packet), packet)
     captured, steps = counter.captures, STEPS // len(MODELS) // 4
     assert captured == 2 * len(counts)
     for _ in range(steps):
         rows, adapted = [], chance.random() < 0.3
         for _ in range(chance.randint(1, model.seats)):
-            known = chance.randint(2, chance.choice((64, 512, model.longest)))
+            known = chance.randint(2, chance.choice((24, min(512, model.longest), model.longest)))
             table = range(ceil_div(known + SHAPE.slots, BLOCK))
             context = Context(Sampling(chance.choice((0.0, 0.7))), range(known), known)
             adapter = chance.randint(0, ADAPTERS) if adapted else 0
             rows.append(DraftRow(table, known - 1, known, 60, 6, context, False, adapter))
         assert loops.has(len(rows), adapted=any(row.adapter for row in rows))
-        padding = [DraftRow([0] * 8, 1, 2, 0, 0, Context(Sampling(), [0, 0], 1))] * loops.padding(len(rows))
+        padding = [DraftRow(tables.null_table, 1, 2, 0, 0, Context(Sampling(), [0, 0], 1))] * loops.padding(len(rows))
         packet = Packet(CPU)
-        loops.loop_of(levels_of([*rows, *padding], packet), packet)(torch.zeros(len(rows), 1))
+        # What a step may bring, or less of it.
+        unread = unread_of(rows, packet, [chance.randint(1, min(SHAPE.tokens, len(row.token_ids) - 1)) for row in rows])
+        loops.run_of(unread, levels_of([*rows, *padding], packet), packet)()
     assert (counter.captures, counter.replays) == (captured, steps)
 
 
