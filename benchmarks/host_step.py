@@ -2,10 +2,10 @@
 
     python -m benchmarks.host_step [--before TREE]
 
-The target's pass returns memory that is there already, so that what is left is the host's. Attention is planned as for
-Llama-3.1-8B on an H100, and all numbers of the step are written to where a GPU would get them from. On a GPU come two
-copies, two launches and a graph's on top, and one copy back. With `--before`, another tree of this repository takes
-turns with this one.
+The target's pass is a graph that computes nothing, so that what is left is the host's. Attention is planned as for
+Llama-3.1-8B on an H100, all numbers of the step are written to where a GPU would get them from, and those of the graph
+copied to its inputs. On a GPU come one copy, two launches and a graph's on top, and one copy back. With `--before`,
+another tree of this repository takes turns with this one.
 """
 
 import argparse
@@ -28,9 +28,9 @@ from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.engine.engine import LLMEngine
+from specdec.execution import graph_capture
 from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.triton.attention_plan import AttentionGeometry
-from specdec.kernels.triton.tree_attention import plan_of
 from specdec.kernels.types.integers import ceil_div
 from specdec.models.llama import LlamaModel, LlamaWeights
 from specdec.scheduling.scheduler_config import SchedulerConfig
@@ -83,10 +83,14 @@ def engine_of(batch: int, context: int) -> LLMEngine:
     runner = engine.worker.runner
 
     def features(batch: Any, before_layer: Any = None) -> Tensor:  # noqa: ARG001
-        plan_of(batch.rows, LLAMA_8B)
         return torch.zeros(len(batch.tokens), SIZES["hidden_size"])
 
     runner.features = features  # type: ignore[method-assign]
+    graph_capture._geometries = lambda *_: [LLAMA_8B]
+    limits = graph_capture.GraphLimits(  # type: ignore[attr-defined]
+        batch, BUDGET, ceil_div(longest, settings.block_size), 1, 0
+    )
+    graph_capture.capture_passes(runner, lambda _: lambda: None, limits)
     return engine
 
 
