@@ -45,9 +45,10 @@ def target(folder: Path) -> LlamaModel:
     return load_llama(folder, torch.float64, torch.device("cpu"), TORCH)
 
 
-def make_head(target: LlamaModel, kind: str, seed: int) -> EagleHead | Eagle3Head:
+def make_head(target: LlamaModel, kind: str, seed: int, window: int = 0) -> EagleHead | Eagle3Head:
     torch.manual_seed(seed)
-    head: EagleHead | Eagle3Head = TRAINING_KINDS[kind].new(target.weights, KNOWN if kind == "eagle3" else None)
+    own = TRAINING_KINDS[kind].sized({"window": window})
+    head: EagleHead | Eagle3Head = own.new(target.weights, KNOWN if kind == "eagle3" else None)
     for parameter in head.parameters():
         if parameter.requires_grad:
             parameter.data.normal_(std=0.3) if parameter.ndim == 2 else parameter.data.uniform_(0.5, 1.5)
@@ -56,6 +57,9 @@ def make_head(target: LlamaModel, kind: str, seed: int) -> EagleHead | Eagle3Hea
 
 class Chain:
     """Plain causal attention over one short sequence, by an explicit mask."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
 
     def __call__(self, qkv: Tensor, rotary: Rotary, num_heads: int) -> Tensor:
         rows, heads, dim = qkv.shape
@@ -67,7 +71,10 @@ class Chain:
         q, k, v = turned[:, :num_heads], turned[:, num_heads:], qkv[:, num_heads + kv_heads :]
         k, v = (x.repeat_interleave(num_heads // kv_heads, 1) for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) * dim**-0.5
-        scores = scores.masked_fill(torch.ones(rows, rows).triu(1).bool(), float("-inf"))
+        hidden = torch.ones(rows, rows).triu(1)
+        if self.window:
+            hidden += torch.ones(rows, rows).tril(-self.window)
+        scores = scores.masked_fill(hidden.bool(), float("-inf"))
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
 
 
@@ -75,7 +82,7 @@ def naive_loss(
     head: EagleHead | Eagle3Head, table: Tensor, target: LlamaModel, batch: FeatureBatch, options: LossSettings
 ) -> tuple[Tensor, Tensor]:
     """Total, and the loss of each pass; every chain is drafted by itself."""
-    llama, form = head.llama, head.form(None)
+    form = head.form(None)
     is_eagle3 = type(head) is Eagle3Head
     known = KNOWN if is_eagle3 else torch.arange(VOCAB)
     weight = head.lm_head.weight if is_eagle3 else target.weights.lm_head_weight
@@ -95,7 +102,7 @@ def naive_loss(
             for step in range(min(options.unroll if root in go_on else 1, length - 1 - root)):
                 last = root + step
                 rotary = rotary_at(table, torch.arange(last))
-                states = form(tokens[1 : last + 1], torch.stack(features), rotary, [Chain()] * llama.num_layers)
+                states = form(tokens[1 : last + 1], torch.stack(features), rotary, list(map(Chain, head.windows)))
                 features.append(states[-1])
                 if not said[last + 1] or tokens[last + 1] not in known:
                     continue
@@ -125,6 +132,7 @@ conversations = st.lists(
     decay=st.sampled_from([1.0, 0.8]),
     seed=st.integers(0, 99),
     anchors=st.none() | st.integers(1, 5),
+    window=st.just(0) | st.integers(4, 8),
 )
 def test_loss_and_gradients_are_those_of_chains_drafted_one_by_one(
     target: LlamaModel,
@@ -134,8 +142,9 @@ def test_loss_and_gradients_are_those_of_chains_drafted_one_by_one(
     decay: float,
     seed: int,
     anchors: int | None,
+    window: int,
 ) -> None:
-    head = make_head(target, kind, seed)
+    head = make_head(target, kind, seed, window)
     options = LossSettings("ce", unroll, decay, 0.7, 0.4 if kind == "eagle" else 0.0, 0.0, anchors=anchors)
     samples = [Sample([t for t, _ in one], [mine for _, mine in one]) for one in said]
     batch = OnlineFeatures(target, samples, head.taps).batch(range(len(samples)))

@@ -33,6 +33,21 @@ def test_muon_takes_the_matrices_over_states_and_adamw_the_rest() -> None:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_matrices_of_tokens_have_a_rate_of_their_own(kind: str) -> None:
+    head = Head()
+    optimizers = optimizers_of(kind, head, {30}, 1e-3, 5.0)  # type: ignore[arg-type]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    rates = {id(weight): group["lr"] for group in groups for weight in group["params"]}
+    assert rates.pop(id(head.lm_head.weight)) == 5e-3
+    assert set(rates.values()) == {1e-3}
+    # It goes up and down as the others' do.
+    for _ in range(2):
+        for one in schedules_of(optimizers, 4, 8):
+            one.step()
+    assert {group["lr"] / group["initial_lr"] for group in groups} == {0.25}
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_a_step_is_as_long_as_its_learning_rate_says(kind: str) -> None:
     """Of either optimizer: 0.2 to 1 of the rate for each number, which the warm-up and the cosine scale."""
     head = Head()

@@ -211,9 +211,11 @@ def test_a_head_in_a_folder_is_a_start_with_all_its_weights(
     )
     assert any(not torch.equal(fresh[name], tensor) for name, tensor in first.head.state_dict().items())
     assert all(torch.equal(second[name], tensor) for name, tensor in first.head.state_dict().items())
-    edit_json(tmp_path / "saved" / "config.json", sliding_window=12)
-    with pytest.raises(ValueError, match="saved: its layers have a sliding window, and heads are trained without one"):
+    edit_json(tmp_path / "saved" / "config.json", sliding_window=70)
+    with pytest.raises(ValueError, match="saved: layers see 70 tokens, and of this run layers see all tokens; give"):
         TrainingRun(config(target, data, tmp_path / "second", **settings, start=tmp_path / "saved"))
+    third = TrainingRun(config(target, data, tmp_path / "third", **settings, window=70, start=tmp_path / "saved"))
+    assert all(torch.equal(third.head.state_dict()[name], tensor) for name, tensor in first.head.state_dict().items())
 
 
 def test_a_run_says_what_it_does_and_keeps_its_settings(

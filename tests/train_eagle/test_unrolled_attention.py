@@ -31,6 +31,10 @@ class Case(NamedTuple):
     steps: int
     scale: float
     seed: int
+    window: int = 0
+
+    def attention(self, anchors: Tensor | None) -> UnrolledAttention:
+        return UnrolledAttention(self.lengths, anchors, self.window)
 
     @property
     def rows(self) -> list[Tensor]:
@@ -44,13 +48,15 @@ def cases(draw: st.DrawFn) -> Case:
     lengths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
     kept = draw(st.none() | st.sets(st.integers(0, sum(lengths) - 1)))
     heads, kv_heads = draw(st.sampled_from([(1, 1), (2, 1), (3, 3), (4, 2), (8, 2)]))
+    steps = draw(st.integers(1, 5))
     return Case(
         lengths=lengths,
         anchors=None if kept is None else torch.tensor(sorted(kept), dtype=torch.int64),
         heads=heads,
         kv_heads=kv_heads,
         dim=draw(st.sampled_from([8, 16])),
-        steps=draw(st.integers(1, 5)),
+        steps=steps,
+        window=draw(st.just(0) | st.integers(steps, 12)),
         scale=draw(st.sampled_from([1.0, 20.0])),
         seed=draw(st.integers(0, 2**16)),
     )
@@ -59,7 +65,8 @@ def cases(draw: st.DrawFn) -> Case:
 class NaiveAttention:
     """Softmax over a mask of all keys of all calls."""
 
-    def __init__(self, lengths: list[int], anchors: Tensor | None) -> None:
+    def __init__(self, lengths: list[int], anchors: Tensor | None, window: int = 0) -> None:
+        self.window = window
         self.conversation = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
         self.everything = torch.arange(sum(lengths))
         self.anchors = self.everything if anchors is None else anchors
@@ -76,6 +83,9 @@ class NaiveAttention:
         self.values.append(value.repeat_interleave(num_heads // kv_heads, 1))
         alike = self.conversation[rows].unsqueeze(1) == self.conversation
         masks = [alike & (self.everything <= rows.unsqueeze(1))]
+        if self.window:
+            # A row of call j stands j tokens behind its own place.
+            masks[0] &= self.everything > rows.unsqueeze(1) + len(self.keys) - 1 - self.window
         masks += [torch.eye(len(rows), dtype=torch.bool)] * (len(self.keys) - 1)
         scores = torch.einsum("rhd,khd->hrk", query, torch.cat(self.keys)) / query.shape[-1] ** 0.5
         weights = scores.masked_fill(~torch.cat(masks, 1), float("-inf")).softmax(-1)
@@ -108,8 +118,11 @@ def run(case: Case, attention: Attention, qkvs: list[Tensor], angles: torch.dtyp
 @given(cases())
 def test_equals_explicit_masks(case: Case) -> None:
     qkvs = inputs(case)
-    found = run(case, UnrolledAttention(case.lengths, case.anchors), qkvs, torch.float64)
-    wanted = run(case, NaiveAttention(case.lengths, case.anchors), qkvs, torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        # Parts that are shorter than conversations.
+        patch.setattr(unrolled_attention, "WINDOW_ROWS", 4)
+        found = run(case, case.attention(case.anchors), qkvs, torch.float64)
+    wanted = run(case, NaiveAttention(case.lengths, case.anchors, case.window), qkvs, torch.float64)
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11 * case.scale)
 
 
@@ -120,27 +133,30 @@ def check_rounding(case: Case, dtype: torch.dtype, device: torch.device) -> None
     """Errors are of the size of the type's rounding."""
     qkvs = inputs(case, dtype, device)
     anchors = None if case.anchors is None else case.anchors.to(device)
-    outputs, grads = run(case, UnrolledAttention(case.lengths, anchors), qkvs, torch.float32)
+    outputs, grads = run(case, case.attention(anchors), qkvs, torch.float32)
     exact = [qkv.detach().cpu().double().requires_grad_() for qkv in qkvs]
-    right_outputs, right_grads = run(case, NaiveAttention(case.lengths, case.anchors), exact, torch.float64)
+    naive = NaiveAttention(case.lengths, case.anchors, case.window)
+    right_outputs, right_grads = run(case, naive, exact, torch.float64)
     for found, right in zip(outputs + grads, right_outputs + right_grads, strict=True):
         assert found.dtype == dtype
         error = (found.detach().cpu().double() - right).abs().max() / right.abs().max()
         assert error < 2 * max(torch.finfo(dtype).eps, 5e-6)
 
 
+@pytest.mark.parametrize("window", [0, 6])
 @pytest.mark.parametrize("anchors", [EXAMPLE.anchors, None])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_rounding(dtype: torch.dtype, anchors: Tensor | None) -> None:
-    check_rounding(EXAMPLE._replace(anchors=anchors), dtype, CPU)
+def test_rounding(dtype: torch.dtype, anchors: Tensor | None, window: int) -> None:
+    check_rounding(EXAMPLE._replace(anchors=anchors, window=window), dtype, CPU)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("window", [0, 6])
 @pytest.mark.parametrize("lengths", [EXAMPLE.lengths, [1] * 50])
 @pytest.mark.parametrize("anchors", [EXAMPLE.anchors, None])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_rounding_on_a_gpu(dtype: torch.dtype, anchors: Tensor | None, lengths: list[int]) -> None:
-    check_rounding(EXAMPLE._replace(anchors=anchors, lengths=lengths), dtype, torch.device("cuda"))
+def test_rounding_on_a_gpu(dtype: torch.dtype, anchors: Tensor | None, lengths: list[int], window: int) -> None:
+    check_rounding(EXAMPLE._replace(anchors=anchors, lengths=lengths, window=window), dtype, torch.device("cuda"))
 
 
 def test_conversations_do_not_leak() -> None:
@@ -198,12 +214,12 @@ def test_serves_a_layer_under_autocast() -> None:
 def test_plain_attention_is_the_kernel(rows: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     q, k, v, grad, out = torch.randn(5, 2, 3, rows, 8, generator=generator, dtype=torch.float64)
-    found, wanted = plain_attention(q, k, v), unrolled_attention._CPU(q, k, v)
+    found, wanted = plain_attention(q, k, v), unrolled_attention._cpu_attention(q, k, v)
     torch.testing.assert_close(tuple(found), tuple(wanted))
     # Output and log-sum-exp as if there were more keys.
     lse = found.log_sum_exp + torch.rand(found.log_sum_exp.shape, generator=generator)
     grads = plain_attention_backward(grad, q, k, v, out, lse)
-    torch.testing.assert_close(grads, unrolled_attention._CPU_BACKWARD(grad, q, k, v, out, lse))
+    torch.testing.assert_close(grads, tuple(unrolled_attention._cpu_attention_backward(grad, q, k, v, out, lse)))
 
 
 def by_conversation(
@@ -215,27 +231,44 @@ def by_conversation(
     return [kernel(*(x[start:end].transpose(0, 1).unsqueeze(0) for x in full)) for start, end in spans]
 
 
+def within(kernel: Callable[..., tuple[Tensor, ...]], window: dict[str, Any]) -> Callable[..., tuple[Tensor, ...]]:
+    """`kernel` under FlashAttention's window: a row sees `window_size_left` keys before its own."""
+    left = window.get("window_size_left")
+    if left is None:
+        return kernel
+    assert window["window_size_right"] == 0
+
+    def masked(*given: Tensor) -> tuple[Tensor, ...]:
+        rows = given[0].shape[2]
+        places = torch.arange(rows)
+        behind = places.unsqueeze(1) - places
+        seen = (behind >= 0) & (behind <= left)
+        return kernel(*given, torch.zeros(rows, rows, dtype=torch.float64).masked_fill(~seen, float("-inf")))
+
+    return masked
+
+
 def packed_forward(
-    q: Tensor, k: Tensor, v: Tensor, cum_seq_q: Tensor, cum_seq_k: Tensor, max_q: int, max_k: int
+    q: Tensor, k: Tensor, v: Tensor, cum_seq_q: Tensor, cum_seq_k: Tensor, max_q: int, max_k: int, **window: int
 ) -> tuple[Tensor, ...]:
     """`_flash_attention_forward` as documented: packed rows, and `[heads, rows]` log-sum-exps."""
     assert cum_seq_q.dtype == torch.int32
     assert cum_seq_k is cum_seq_q
     assert max_q == max_k >= cum_seq_q.diff().max()
-    parts = by_conversation(cum_seq_q, q.shape[1], plain_attention, q, k, v)
+    parts = by_conversation(cum_seq_q, q.shape[1], within(plain_attention, window), q, k, v)
     output = torch.cat([part[0][0].transpose(0, 1) for part in parts])
     return output, torch.cat([part[1][0] for part in parts], 1)
 
 
 def packed_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, starts: Tensor, *_: Any, **__: Any
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, starts: Tensor, *_: Any, **window: Any
 ) -> tuple[Tensor, ...]:
     """`_flash_attention_backward`; the kernel reads the memory of the log-sum-exps, whatever their strides."""
     assert lse.is_contiguous()
     assert lse.shape == (q.shape[1], len(q))
 
     def kernel(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
-        return plain_attention_backward(grad, q, k, v, out, lse.squeeze(-1))
+        return within(plain_attention_backward, window)(grad, q, k, v, out, lse.squeeze(-1))
 
     parts = by_conversation(starts, q.shape[1], kernel, grad, q, k, v, out, lse.t().unsqueeze(-1))
     dq, dk, dv = (torch.cat([part[i][0].transpose(0, 1) for part in parts]) for i in range(3))
@@ -249,19 +282,20 @@ def test_packed_kernel_is_called_as_documented(case: Case) -> None:
         patch.setattr(unrolled_attention, "_packs", lambda _: True)
         patch.setattr(unrolled_attention, "_CUDA", packed_forward)
         patch.setattr(unrolled_attention, "_CUDA_BACKWARD", packed_backward)
-        found = run(case, UnrolledAttention(case.lengths, case.anchors), qkvs, torch.float64)
-    wanted = run(case, NaiveAttention(case.lengths, case.anchors), qkvs, torch.float64)
+        found = run(case, case.attention(case.anchors), qkvs, torch.float64)
+    wanted = run(case, NaiveAttention(case.lengths, case.anchors, case.window), qkvs, torch.float64)
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11 * case.scale)
 
 
-def test_packed_kernel_takes_the_arguments() -> None:
+@pytest.mark.parametrize("seen", [None, 3])
+def test_packed_kernel_takes_the_arguments(seen: int | None) -> None:
     """Torch's own shapes and types of the CUDA kernel's results, without a GPU."""
     causal = UnrolledAttention([3, 8, 1, 5], torch.tensor([2, 4, 13])).later
     with FakeTensorMode(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(unrolled_attention, "_packs", lambda _: True)
         query, stored = (torch.empty(17, heads, 16, dtype=torch.bfloat16, device="cuda") for heads in (4, 4))
-        output, lse = causal.forward(query, stored)
+        output, lse = causal.forward(query, stored, seen)
         assert (output.shape, output.dtype) == (query.shape, torch.bfloat16)
         assert (lse.shape, lse.dtype) == ((17, 4), torch.float32)
-        grads = causal.backward(output, query, output, stored, lse)
+        grads = causal.backward(output, query, output, stored, lse, seen)
         assert [grad.shape for grad in grads] == [query.shape, stored.shape]

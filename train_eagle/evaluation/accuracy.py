@@ -44,9 +44,7 @@ def accuracy(llm: LLM, outputs: Sequence[RequestOutput], depth: int) -> list[lis
         ValueError: what drafts is no head that reads the target's states.
     """
     head, readout = head_of(llm)
-    # The unrolled passes know no windows: as far as none slides they are the same.
-    windows = () if head.block is not None else head.windows
-    longest = min([head.llama.max_position, *filter(None, windows)])
+    longest = head.llama.max_position
     samples = []
     for output in outputs:
         # The engine drafts from the first token of an answer on.
@@ -80,12 +78,11 @@ def token_ranks(head: HeadForm, readout: Readout, batch: FeatureBatch, depth: in
     """
     if head.block is not None:
         return _block_ranks(cast("BlockForm", head), readout, batch, depth)
-    llama = head.llama
     features = batch.read_by(head)[:-1]
     # Row r takes token r + 1 and the feature of token r, and predicts token r + 2.
     tokens, rows = batch.tokens, len(batch.tokens) - 1
     roots = batch.mask[2:].nonzero().flatten()
-    attentions = [UnrolledAttention([rows], roots) for _ in range(llama.num_layers)]
+    attentions = [UnrolledAttention([rows], roots, window) for window in head.windows]
     table = _rope(head, tokens.device)
     hidden = head(tokens[1:], features, rotary_at(table, torch.arange(rows, device=tokens.device)), attentions)[roots]
     found = [_ranks(head, readout, hidden, tokens, roots + 2)]

@@ -15,10 +15,8 @@ from specdec.kernels.reference.rotary_store import rotate_
 from specdec.kernels.reference.tree_attention import Attended, attend_generic
 
 _ATEN = torch.ops.aten
-_CPU = partial(_ATEN._scaled_dot_product_flash_attention_for_cpu.default, is_causal=True)
-_CPU_BACKWARD = partial(
-    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default, dropout_p=0.0, is_causal=True
-)
+# Rows of a conversation that attend together where a window cuts off what is before them.
+WINDOW_ROWS = 256
 _CUDA = partial(_ATEN._flash_attention_forward.default, dropout_p=0.0, is_causal=True, return_debug_mask=False)
 _CUDA_BACKWARD = partial(_ATEN._flash_attention_backward.default, dropout_p=0.0, is_causal=True)
 
@@ -28,22 +26,24 @@ class UnrolledAttention:
 
     Call 0 takes all rows; each sees its conversation up to itself. Call j > 0 takes the anchors, j tokens later; each
     sees what it saw in call 0, and the keys of its own row from calls 1 to j. Rotary positions are the rows' plus j.
-    A fused kernel computes the causal part, dot products the later keys (one per row and call), and log-sum-exps
-    join the two.
+    In a layer with a window of W tokens a row of call j sees only the last W - j keys of call 0, as in drafting. A
+    fused kernel computes the causal part, dot products the later keys (one per row and call), and log-sum-exps join
+    the two.
 
     Args:
         lengths: number of rows of each conversation in call 0.
         anchors: int64 `[anchors]`, ascending, the rows that go on after call 0; all by default.
+        window: tokens that a row sees, itself included, more than there are calls after the first; 0 for all.
 
     Attributes:
         stored: rotated keys and values of each call, `[rows, 2 * kv_heads, head_dim]`. Deleting the last entries
             undoes their calls.
     """
 
-    def __init__(self, lengths: Sequence[int], anchors: Tensor | None = None) -> None:
+    def __init__(self, lengths: Sequence[int], anchors: Tensor | None = None, window: int = 0) -> None:
         starts = list(accumulate(lengths, initial=0))
         spans = [(start, end) for start, end in pairwise(starts) if start < end]
-        self.anchors = anchors
+        self.anchors, self.window = anchors, window
         self.first = _Causal(starts, spans)
         self.later = self.first if anchors is None else _Causal(starts, _until_last(spans, anchors.tolist()))
         self.stored: list[Tensor] = []
@@ -55,7 +55,11 @@ class UnrolledAttention:
         self.stored.append(stored)
         rows = causal.starts[-1] if anchors is None else len(anchors)
         assert len(query) == rows, f"{len(query)} rows where {rows} are due"
-        mixed: Tensor = _Unrolled.apply(causal, anchors, query, *self.stored)  # type: ignore[no-untyped-call]
+        seen = None
+        if self.window:
+            seen = self.window - len(self.stored) + 1
+            assert seen > 0, f"{len(self.stored)} calls with a window of {self.window}"
+        mixed: Tensor = _Unrolled.apply(causal, anchors, seen, query, *self.stored)  # type: ignore[no-untyped-call]
         return mixed
 
 
@@ -99,17 +103,21 @@ class _Unrolled(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, causal: "_Causal", anchors: Tensor | None, query: Tensor, past: Tensor, *own: Tensor
+        ctx: Any, causal: "_Causal", anchors: Tensor | None, seen: int | None, query: Tensor, past: Tensor, *own: Tensor
     ) -> Tensor:
-        """Attend with `query` `[rows, heads, head_dim]` to `past` and `own`, `[rows, 2 * kv_heads, head_dim]` each."""
-        output, lse = causal.forward(_spread(query, anchors, len(past)), past)
+        """Attend with `query` `[rows, heads, head_dim]` to `past` and `own`, `[rows, 2 * kv_heads, head_dim]` each.
+
+        Args:
+            seen: keys of `past` that a row sees, None for all.
+        """
+        output, lse = causal.forward(_spread(query, anchors, len(past)), past, seen)
         weights: list[Tensor] = []
         if own:
             picked = (output, lse) if anchors is None else (output[anchors], lse[anchors])
             output, joined, weights = _join(*picked, query, own)
             # Other rows keep the causal log-sum-exp: with another row's, exp(score - lse) could overflow.
             lse = joined if anchors is None else lse.index_copy(0, anchors, joined)
-        ctx.causal, ctx.anchors = causal, anchors
+        ctx.causal, ctx.anchors, ctx.seen = causal, anchors, seen
         ctx.save_for_backward(query, past, output, lse, *own, *weights)
         return output
 
@@ -121,14 +129,14 @@ class _Unrolled(torch.autograd.Function):
         # From the joined output and log-sum-exp the kernel gets the weights exp(score - lse) and the gradients of
         # its scores without the other keys (as in ring attention, Liu et al. 2023).
         spread = [_spread(x, ctx.anchors, len(past)) for x in (grad, query, output)]
-        grad_query, grad_past = ctx.causal.backward(*spread, past, lse)
+        grad_query, grad_past = ctx.causal.backward(*spread, past, lse, ctx.seen)
         if ctx.anchors is not None:
             grad_query = grad_query[ctx.anchors]
         grad_own: list[Tensor] = []
         if own:
             more, grad_own = _join_backward(grad, query, output, own, weights)
             grad_query = grad_query + more
-        return None, None, grad_query.to(query.dtype), grad_past.to(past.dtype), *grad_own
+        return None, None, None, grad_query.to(query.dtype), grad_past.to(past.dtype), *grad_own
 
 
 def _spread(x: Tensor, anchors: Tensor | None, rows: int) -> Tensor:
@@ -194,44 +202,59 @@ class _Causal:
     def __init__(self, starts: Sequence[int], spans: Sequence[tuple[int, int]]) -> None:
         self.starts, self.spans = starts, spans
 
-    def forward(self, query: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output, of the shape of `query`, and the log-sum-exps, `[rows, heads]`, in float32 at least."""
+    def forward(self, query: Tensor, stored: Tensor, seen: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return the output, of the shape of `query`, and the log-sum-exps, `[rows, heads]`, in float32 at least.
+
+        Args:
+            seen: last keys that a row sees, its own included; None for all.
+        """
         if _packs(query):
-            output, lse, *_ = _CUDA(query, *stored.chunk(2, 1), *self._bounds(query.device))
+            output, lse, *_ = _CUDA(query, *stored.chunk(2, 1), *self._bounds(query.device), **_cuda_window(seen))
             return output, lse.t()
         output, lse = torch.empty_like(query), query.new_empty(*query.shape[:2], 1, dtype=_wide(query))
         group = query.shape[1] * 2 // stored.shape[1]
-        attend = _CPU if query.device.type == "cpu" else plain_attention
-        for start, end in self.spans:
-            q, out, out_lse = (_heads(x[start:end], group) for x in (query, output, lse))
-            mixed, mixed_lse = attend(q, *_keys_values(stored[start:end], group))
+        attend = _cpu_attention if query.device.type == "cpu" else plain_attention
+        for rows, keys in self._parts(seen):
+            q, out, out_lse = (_heads(x[rows], group) for x in (query, output, lse))
+            mixed, mixed_lse = attend(q, *_keys_values(stored[keys], group), _mask(rows, keys, seen, query))
             out.copy_(mixed)
             out_lse.copy_(mixed_lse.unsqueeze(-1))
         return output, lse.squeeze(-1)
 
     def backward(
-        self, grad: Tensor, query: Tensor, output: Tensor, stored: Tensor, lse: Tensor
+        self, grad: Tensor, query: Tensor, output: Tensor, stored: Tensor, lse: Tensor, seen: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradients of `query` and `stored` for the gradient of the joined output."""
+        """Return the gradients of `query` and `stored` for the gradient of the joined output; see `forward`."""
         if _packs(query):
             # State of the dropout, which is off.
             random = {"rng_state": torch.zeros(2, dtype=torch.uint64, device=query.device), "unused": grad.new_empty(0)}
             rest = (*stored.chunk(2, 1), output, lse.t().contiguous(), *self._bounds(query.device))
-            grad_query, *grads = _CUDA_BACKWARD(grad, query, *rest, **random)
+            grad_query, *grads = _CUDA_BACKWARD(grad, query, *rest, **random, **_cuda_window(seen))
             return grad_query, torch.cat(grads, 1)
         grad_query, grad_stored = torch.empty_like(query, dtype=_wide(query)), torch.zeros_like(stored)
         group = query.shape[1] * 2 // stored.shape[1]
-        attend = _CPU_BACKWARD if query.device.type == "cpu" else plain_attention_backward
-        for start, end in self.spans:
-            rows = slice(start, end)
+        attend = _cpu_attention_backward if query.device.type == "cpu" else plain_attention_backward
+        for rows, keys in self._parts(seen):
             # On a CPU this is twice as fast in float32 as in bfloat16.
             q, out, out_grad = (_heads(x[rows].to(_wide(x)), group) for x in (query, output, grad))
-            k, v = _keys_values(stored[rows].to(_wide(stored)), group)
+            k, v = _keys_values(stored[keys].to(_wide(stored)), group)
             out_lse = _heads(lse[rows].unsqueeze(-1), group).squeeze(-1)
-            q_grad, *kv_grads = attend(out_grad, q, k, v, out, out_lse)
+            q_grad, *kv_grads = attend(out_grad, q, k, v, out, out_lse, _mask(rows, keys, seen, q))
             _heads(grad_query[rows], group).copy_(q_grad)
-            grad_stored[rows] = torch.cat([x.sum(0) for x in kv_grads]).transpose(0, 1)
+            # Keys are seen by several parts where there is a window.
+            grad_stored[keys] += torch.cat([x.sum(0) for x in kv_grads]).transpose(0, 1)
         return grad_query, grad_stored
+
+    def _parts(self, seen: int | None) -> list[tuple[slice, slice]]:
+        """Return the rows that attend together, and the keys that they see."""
+        if seen is None:
+            return [(slice(start, end), slice(start, end)) for start, end in self.spans]
+        return [
+            (slice(first, last), slice(max(start, first + 1 - seen), last))
+            for start, end in self.spans
+            for first in range(start, end, WINDOW_ROWS)
+            for last in [min(end, first + WINDOW_ROWS)]
+        ]
 
     def _bounds(self, device: torch.device) -> tuple[Tensor, Tensor, int, int]:
         """Return the first rows of conversations, for queries and for keys, and the longest length of each."""
@@ -258,21 +281,60 @@ def _keys_values(stored: Tensor, group: int) -> tuple[Tensor, Tensor]:
     return key, value
 
 
-def _later(rows: int, x: Tensor) -> Tensor:
+def _mask(rows: slice, keys: slice, seen: int | None, x: Tensor) -> Tensor | None:
+    """Return what is added to the scores of rows and keys that end together, in their dtype; None without a window.
+
+    Args:
+        seen: last keys that a row sees.
+        x: whose scores they are.
+    """
+    if seen is None:
+        return None
+    # How far each key lies behind its row.
+    ahead = torch.arange(keys.start, keys.stop, device=x.device) - torch.arange(
+        rows.start, rows.stop, device=x.device
+    ).unsqueeze(1)
+    hidden = (ahead > 0) | (ahead <= -seen)
+    return torch.zeros(hidden.shape, dtype=_wide(x), device=x.device).masked_fill_(hidden, float("-inf"))
+
+
+def _cuda_window(seen: int | None) -> dict[str, int]:
+    """Return FlashAttention's arguments for the last keys that a row sees, its own included."""
+    return {} if seen is None else {"window_size_left": seen - 1, "window_size_right": 0}
+
+
+def _causal_mask(rows: int, x: Tensor) -> Tensor:
     """Return a mask `[rows, rows]`, -inf for keys after the query, in the dtype of the scores of `x`."""
     return torch.full((rows, rows), float("-inf"), dtype=_wide(x), device=x.device).triu_(1)
 
 
-def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Attended:
-    """Compute `_CPU` in plain torch, for devices without such a kernel; all are `[group, kv_heads, rows, head_dim]`."""
-    return attend_generic(q, k, v, _later(q.shape[2], q), q.shape[3] ** -0.5)
+def _cpu_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Sequence[Tensor]:
+    """Attend causally, or under a mask; all are `[group, kv_heads, rows, head_dim]`."""
+    given = {"is_causal": True} if mask is None else {"attn_mask": mask.to(q.dtype)}
+    found: Sequence[Tensor] = _ATEN._scaled_dot_product_flash_attention_for_cpu.default(q, k, v, **given)
+    return found
+
+
+def _cpu_attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None = None
+) -> Sequence[Tensor]:
+    """Return the gradients of queries, keys and values."""
+    backward = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default
+    found: Sequence[Tensor] = backward(grad, q, k, v, out, lse, 0.0, mask is None, attn_mask=mask)
+    return found
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Attended:
+    """Compute `_cpu_attention` in plain torch, for devices without such a kernel."""
+    return attend_generic(q, k, v, _causal_mask(q.shape[2], q) if mask is None else mask, q.shape[3] ** -0.5)
 
 
 def plain_attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute `_CPU_BACKWARD` in plain torch."""
+    """Compute `_cpu_attention_backward` in plain torch."""
     scale = q.shape[3] ** -0.5
-    weights = (q @ k.transpose(2, 3) * scale + _later(q.shape[2], q) - lse.unsqueeze(-1)).exp_()
+    mask = _causal_mask(q.shape[2], q) if mask is None else mask
+    weights = (q @ k.transpose(2, 3) * scale + mask - lse.unsqueeze(-1)).exp_()
     slopes = weights * (grad @ v.transpose(2, 3) - (grad * out).sum(-1, keepdim=True)) * scale
     return slopes @ k, slopes.transpose(2, 3) @ q, weights.transpose(2, 3) @ grad

@@ -45,7 +45,7 @@ class DFlashTraining(TrainingKind[BlockHead]):
     """DFlash: the slots of a block are independent, and scored by the target's output matrix.
 
     Attributes:
-        layers, intermediate_size, block_size, causal, mask_token: shape of a fresh head, see `TrainConfig`.
+        layers, intermediate_size, block_size, causal, mask_token, window: shape of a fresh head, see `TrainConfig`.
     """
 
     layers: int = RECIPES["dflash"]["layers"]
@@ -53,6 +53,7 @@ class DFlashTraining(TrainingKind[BlockHead]):
     block_size: int = RECIPES["dflash"]["block_size"]
     causal: bool = RECIPES["dflash"]["causal"]
     mask_token: int | None = None
+    window: int = 0
 
     files = KINDS["dflash"]
     settings = SETTINGS
@@ -87,9 +88,10 @@ class DFlashTraining(TrainingKind[BlockHead]):
         if mask_token >= target.vocab_size:
             raise ValueError(f"mask_token is {mask_token}; it must be below the target's {target.vocab_size} tokens")
         llama = layer_config(target)
+        windows = (self.window,) * self.layers if self.window else ()
         inner = self.intermediate_size or llama.intermediate_size
         return BlockConfig(
-            replace(llama, num_layers=self.layers, intermediate_size=inner, qk_norm=True),
+            replace(llama, num_layers=self.layers, windows=windows, intermediate_size=inner, qk_norm=True),
             block_taps(target.num_layers),
             self.block_size,
             mask_token,

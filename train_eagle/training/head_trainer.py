@@ -106,7 +106,7 @@ class UnrolledTrainer(HeadTrainer):
         features = batch.read_by(head)[rows.before]
         if self.training and settings.noise:
             features = features + torch.empty_like(features).uniform_(-settings.noise, settings.noise)
-        attentions = [UnrolledAttention(rows.lengths, later) for _ in range(head.llama.num_layers)]
+        attentions = [UnrolledAttention(rows.lengths, later, window) for window in head.windows]
         first = self._pass(head, rows.tokens, features, rows.positions, attentions, 0).index_select(0, anchors)
         states, counted, hidden = [first], [self._counts(rows, anchors, 0)], first.index_select(0, places)
         for step in range(1, settings.unroll):

@@ -11,7 +11,9 @@ from transformers import get_cosine_schedule_with_warmup
 from specdec.train_eagle.training.train_config import OptimizerKind
 
 
-def optimizers_of(kind: OptimizerKind, head: nn.Module, vocabularies: Collection[int], lr: float) -> list[Optimizer]:
+def optimizers_of(
+    kind: OptimizerKind, head: nn.Module, vocabularies: Collection[int], lr: float, vocab_lr_factor: float = 1.0
+) -> list[Optimizer]:
     """Return what trains a head's weights.
 
     Muon (Jordan et al. 2024) takes steps of orthogonal matrices, scaled so that they are as long as AdamW's (Liu et al.
@@ -20,13 +22,16 @@ def optimizers_of(kind: OptimizerKind, head: nn.Module, vocabularies: Collection
 
     Args:
         vocabularies: numbers of tokens that a matrix may have a row or column for each of.
+        vocab_lr_factor: learning rate of such matrices over that of the others.
     """
     weights = [weight for weight in head.parameters() if weight.requires_grad]
-    matrices = [weight for weight in weights if weight.ndim == 2 and not set(weight.shape) & set(vocabularies)]
-    own = matrices if kind == "muon" else []
-    taken = set(map(id, own))
+    tables = [weight for weight in weights if weight.ndim == 2 and set(weight.shape) & set(vocabularies)]
+    own = [weight for weight in weights if weight.ndim == 2 and not set(weight.shape) & set(vocabularies)]
+    own = own if kind == "muon" else []
+    taken = set(map(id, [*own, *tables]))
     rest = [weight for weight in weights if id(weight) not in taken]
-    found: list[Optimizer] = [torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)] if rest else []
+    groups = [{"params": part, "lr": rate} for part, rate in ((rest, lr), (tables, lr * vocab_lr_factor)) if part]
+    found: list[Optimizer] = [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)] if groups else []
     if own:
         found.append(torch.optim.Muon(own, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
     return found

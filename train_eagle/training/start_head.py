@@ -76,11 +76,8 @@ def _begin_with_folder(head: FeatureHead, folder: Path, target: Path) -> None:
         raise ValueError(
             f"{folder}: an {kind.files.label} head, which is another kind than this run's; give its --head"
         )
-    if any(given.windows):
-        raise ValueError(
-            f"{folder}: its layers have a sliding window, and heads are trained without one; start from another head, "
-            "and serve it with draft_window_size"
-        )
+    if any(given.llama.layer_windows) and given.llama.layer_windows != head.llama.layer_windows:
+        raise ValueError(f"{folder}: {_seen(given)}, and of this run {_seen(head)}; give the run that window")
     # Shapes alone would not tell which layers it reads, nor by which norms.
     own, wanted = (kind.files.official(one)[0] for one in (given, head))
     if own.get("markov_head_type") == "vanilla":
@@ -101,6 +98,12 @@ def _begin_with_folder(head: FeatureHead, folder: Path, target: Path) -> None:
         # The target's, which the fresh head has.
         del tensors[EMBEDDING]
     head.load_state_dict(_fitted(tensors, head), strict=False)
+
+
+def _seen(head: FeatureHead) -> str:
+    """Return what a head's layers see, in words."""
+    windows = [f"{window} tokens" if window else "all tokens" for window in head.llama.layer_windows]
+    return f"layers see {' and '.join(dict.fromkeys(windows))}"
 
 
 def _fitted(tensors: dict[str, Tensor], head: FeatureHead) -> dict[str, Tensor]:

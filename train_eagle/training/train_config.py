@@ -163,6 +163,14 @@ class TrainConfig:
         shown_default=_by_head("markov_kind"),
         panel="Model",
     )
+    window: int | None = setting(
+        None,
+        "Tokens that each layer of the head sees, its own included, in training and when it is served. It must be at "
+        "least 64.",
+        least=64,
+        shown_default="all",
+        panel="Model",
+    )
     mask_token: int | None = setting(
         None,
         "Token whose embedding stands for the tokens to draft; one that texts never have is best.",
@@ -192,6 +200,12 @@ class TrainConfig:
         "Highest learning rate.",
         above=0,
         shown_default=f"{_by_head('lr')}, each times {PUBLISHED_SIZE} / the target's hidden size, at most {MOST_LR:g}",
+    )
+    vocab_lr_factor: float = setting(
+        1.0,
+        "Learning rate of matrices with a row or column for each token (output matrix, a DSpark head's bias) over that "
+        "of the others.",
+        above=0,
     )
     warmup_steps: int | None = setting(
         None, "Steps up to the highest learning rate.", least=0, shown_default="one in twenty, at most 50"

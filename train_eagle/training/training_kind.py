@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any, Generic, Self, TypeVar
 
@@ -29,11 +30,13 @@ class TrainingKind(ABC, Generic[H]):
         files: the same kind in serving, which names it and writes its folders.
         settings: the settings of a run that not every kind honours, as far as this one does.
         architecture: name by which vLLM and SGLang choose a class for an exported head.
+        window: tokens that each layer of a fresh head sees, 0 for all.
     """
 
     files: HeadKind[Any, H]
     settings: frozenset[str] = frozenset()
     architecture: str
+    window: int = 0
 
     @abstractmethod
     def new(self, model: LlamaWeights, draft_tokens: Tensor | None) -> H:
@@ -43,9 +46,11 @@ class TrainingKind(ABC, Generic[H]):
             draft_tokens: int64, ascending, the tokens that it shall propose; None for all.
         """
 
-    def sized(self, settings: Mapping[str, Any]) -> Self:  # noqa: ARG002
-        """Return the kind with the sizes that a run's settings (by name) give its heads; by default as it is."""
-        return self
+    def sized(self, settings: Mapping[str, Any]) -> Self:
+        """Return the kind with the sizes that a run's settings (by name) give its heads; by default their window."""
+        found = copy(self)
+        found.window = settings.get("window") or 0
+        return found
 
     def default_draft_vocab(self, target: LlamaConfig) -> int:  # noqa: ARG002
         """Return how many tokens a head of a target's sizes proposes where no setting says; by default 0, for all."""
@@ -72,14 +77,19 @@ class TrainingKind(ABC, Generic[H]):
         return ()
 
 
-def layer_config(target: LlamaConfig) -> LlamaConfig:
-    """Return one layer of the target's sizes with default rotary settings, as the official heads have."""
+def layer_config(target: LlamaConfig, window: int = 0) -> LlamaConfig:
+    """Return one layer of the target's sizes with default rotary settings, as the official heads have.
+
+    Args:
+        window: tokens that it sees, 0 for all.
+    """
     # A Llama's settings, whatever the target's family.
     plain: Any = dict.fromkeys(
         ("tie_word_embeddings", "attention_bias", "output_bias", "mlp_bias", "qk_norm", "normalised_head"), False
     )
     rope = RopeConfig(theta=target.rope.theta)
-    return replace(target, num_layers=1, rope=rope, windows=(), alibi_slopes=(), **plain)
+    windows = (window,) if window else ()
+    return replace(target, num_layers=1, rope=rope, windows=windows, alibi_slopes=(), **plain)
 
 
 def initialise(head: FeatureHead, model: LlamaWeights) -> None:

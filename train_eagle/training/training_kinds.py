@@ -36,7 +36,7 @@ class EagleTraining(TrainingKind[EagleHead]):
     def new(self, model: LlamaWeights, draft_tokens: Tensor | None) -> EagleHead:
         assert draft_tokens is None
         # vLLM cannot load a head that has an fc.bias.
-        head = EagleHead(EagleConfig(layer_config(model.config), fc_bias=False))
+        head = EagleHead(EagleConfig(layer_config(model.config, self.window), fc_bias=False))
         initialise(head, model)
         return head
 
@@ -56,7 +56,7 @@ class Eagle3Training(TrainingKind[Eagle3Head]):
         target, output = model.config, model.lm_head_weight
         tokens = torch.arange(target.vocab_size, device=output.device) if draft_tokens is None else draft_tokens
         taps = default_taps(target.num_layers)
-        head = Eagle3Head(Eagle3Config(layer_config(target), taps, target.hidden_size, len(tokens)))
+        head = Eagle3Head(Eagle3Config(layer_config(target, self.window), taps, target.hidden_size, len(tokens)))
         initialise(head, model)
         begin_as_target(head, head.fc, head.layers, model)
         first = head.first_layer
