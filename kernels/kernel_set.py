@@ -37,6 +37,7 @@ from specdec.kernels.types.types import (
     DTYPES,
     Candidates,
     EntryMoves,
+    HeadNorms,
     KernelLimits,
     NoiseRows,
     NoiseSource,
@@ -92,9 +93,8 @@ class KernelSet:
     projection: Callable[[Tensor, Tensor | None], Product]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-    norm_heads: Callable[[Tensor, Tensor, Tensor, float, int], None]
     silu_and_mul: Callable[[Tensor], Tensor]
-    rotary_store: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, Tensor | None], Tensor]
+    rotary_store: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, Tensor | None, HeadNorms | None], Tensor]
     tree_attention: Callable[[Tensor, Tensor, RaggedRows, float, int, Tensor | None, Tensor | None], Tensor]
     entry_moves: Callable[[Sequence[Tensor]], EntryMoves]
     copy_blocks: Callable[[Tensor, Tensor, Tensor, int], None]
@@ -156,7 +156,6 @@ def torch_kernels(noise: NoiseSource) -> KernelSet:
         projection=Projection,
         rms_norm=elementwise_reference.rms_norm,
         add_rms_norm=elementwise_reference.add_rms_norm,
-        norm_heads=elementwise_reference.norm_heads,
         silu_and_mul=elementwise_reference.silu_and_mul,
         rotary_store=rotary_store_reference.rotary_store,
         tree_attention=tree_attention_reference.tree_attention,
@@ -291,7 +290,6 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         projection=quantized_linear.projection,
         rms_norm=elementwise.rms_norm,
         add_rms_norm=elementwise.add_rms_norm,
-        norm_heads=elementwise.norm_heads,
         silu_and_mul=elementwise.silu_and_mul,
         rotary_store=rotary_store.rotary_store,
         tree_attention=tree_attention.tree_attention,

@@ -206,8 +206,7 @@ class _PassGraph:
         )
         self._room = owner.plan_room(key)
         self._inputs = owner.inputs[: layout.size + self._room.layout.size]
-        for one, (plan,) in self._room.plans(self._inputs[layout.size :]).items():
-            rows.plans[one] = plan
+        rows.plans.update(self._room.plans(self._inputs[layout.size :]).items())
         self.adapted = owner.adapters.rows(key.tokens) if owner.adapters is not None and key.adapted else None
         rows.plans[ADAPTED] = self.adapted
         self.batch = TreeBatch(tokens, positions, slots, rows, tokens[:0], ())

@@ -126,7 +126,7 @@ class BlockDrafter(TreeDrafter[Paths]):
         self._adapt(batch.rows)
         rotary, features = rotary_at(self.rope, batch.positions), self.features.index_select(0, batch.sources)
         for kv, stored in zip(self.kv, self.head.context(features).unbind(1), strict=True):
-            self.kernels.rotary_store(stored.contiguous(), *rotary, kv, batch.slots, 0, None)
+            self.kernels.rotary_store(stored.contiguous(), *rotary, kv, batch.slots, 0, None, None)
         return features[:, :0]
 
     def _levels(

@@ -11,7 +11,14 @@ from specdec.draft_heads.drafting.draft_levels import DraftLevels
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_draw import TreeDraw
 from specdec.draft_heads.drafting.tree_search import Searched
-from specdec.kernels.triton.attention_plan import AttentionGeometry, best_height, cheapest_height, chip_of, configs_of
+from specdec.kernels.triton.attention_plan import (
+    AttentionGeometry,
+    best_height,
+    cheapest_height,
+    chip_of,
+    configs_of,
+    seen_more,
+)
 from specdec.kernels.triton.plan_buffer import Capture, PlanRoom
 from specdec.kernels.types.adapters import ADAPTED, AdapterBuffer, AdapterRows, fill_adapted
 from specdec.kernels.types.device_tables import DeviceTables
@@ -142,7 +149,7 @@ class LoopGraphs(Generic[Grown]):
         one = self.geometries[0]
         height = best_height(levels.lengths(1), one.group, configs_of(one, self._chip))
         rows = levels.num_rows
-        return PlanRoom(self.geometries, height, rows * levels.width, rows, self._chip, levels.num_passes)
+        return PlanRoom(self.geometries, height, rows * levels.width, rows, self._chip)
 
     def capture(self, capture: Capture, unread: Unread, levels: DraftLevels, packet: Packet) -> None:
         """Capture drafting for batches of as many rows as these.
@@ -227,21 +234,21 @@ class _DraftGraph(Generic[Grown]):
             block_size=owner.block_size,
             first=owner.first,
         )
-        for one, (plan,) in owner.reading_room(levels.num_rows).plans(plans).items():
-            rows.plans[one] = plan
+        rows.plans.update(owner.reading_room(levels.num_rows).plans(plans).items())
         self._read = self._drafted = None
         if inputs.read is not None and inputs.drafted is not None and levels.adapted is not None:
             self._read, self._drafted = inputs.read.rows(tokens), inputs.drafted.rows(len(levels.positions))
         rows.plans[ADAPTED] = self._read
         self.batch = TreeBatch(token, positions, slots, rows, token[:0], (), sources[0] if sources else None)
         self._last, self._accepted = layouts[2].views(places)
+        self._first_plans = self._room.plans(level_plans)
+        self._more = seen_more(levels.num_passes, levels.width, level_plans.device)
         self.levels = replace(
             levels.placed(layouts[3].views(level)),
             tables=owner.tables.memory,
             table_rows=(),
             # Not needed: the kernel uses the plans.
             base=(),
-            plans=self._room.plans(level_plans),
             adapters=(),
             adapted=self._drafted,
         )
@@ -249,7 +256,11 @@ class _DraftGraph(Generic[Grown]):
 
     def capture(self, capture: Capture) -> None:
         """Capture the drafting over the inputs as they are."""
-        self._replay = capture(lambda: self._owner.grow(self.batch, self._last + self._accepted, self.levels))
+        self._replay = capture(self._run)
+
+    def _run(self) -> Grown:
+        plans = {one: plan.of_levels(self._more) for one, plan in self._first_plans.items()}
+        return self._owner.grow(self.batch, self._last + self._accepted, replace(self.levels, plans=plans))
 
     def run_of(self, unread: Unread, levels: DraftLevels, packet: Packet) -> Callable[[], Grown]:
         """See `LoopGraphs.run_of`."""
@@ -265,7 +276,7 @@ class _DraftGraph(Generic[Grown]):
         """Return what sets the inputs, once the packet is sent."""
         assert levels.image is not None
         # A plan depends on how long rows are, not on what they see.
-        plans = self._room.add(levels.lengths(1), packet, levels.width)
+        plans = self._room.add(levels.lengths(1), packet)
         images = [*unread.images, levels.image, plans]
         adapted = AdapterRows.of(unread.batch.rows)
 

@@ -14,8 +14,10 @@ from specdec.draft_heads.llama.mlp_kinds import mlp_kind
 from specdec.draft_heads.llama.norm import RMSNorm, head_norms
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.reference.elementwise import norm_heads
 from specdec.kernels.types.fused import FusedLayer, LayerWeights
 from specdec.kernels.types.ragged_rows import RaggedRows
+from specdec.kernels.types.types import HeadNorms
 
 
 class Attention(Protocol):
@@ -59,8 +61,9 @@ class PagedAttention:
         self.kv, self.slots, self.rows, self.kernels = kv, slots, rows, kernels
         self.window, self.scales, self.slopes = window, scales, slopes
 
-    def __call__(self, qkv: Tensor, rotary: Rotary, num_heads: int) -> Tensor:
-        query = self.kernels.rotary_store(qkv, *rotary, self.kv, self.slots, num_heads, self.scales)
+    def __call__(self, qkv: Tensor, rotary: Rotary, num_heads: int, norms: HeadNorms | None = None) -> Tensor:
+        """See `Attention`; queries and keys are normed first where there are `norms`."""
+        query = self.kernels.rotary_store(qkv, *rotary, self.kv, self.slots, num_heads, self.scales, norms)
         scale = query.shape[-1] ** -0.5
         return self.kernels.tree_attention(query, self.kv, self.rows, scale, self.window, self.slopes, self.scales)
 
@@ -152,7 +155,7 @@ class ComposedMixer:
         self.input_size = layer.input_size
         self.products = {name: part.form(kernels) for name, part in layer.linears.items()}
         query, key = layer.q_norm, layer.k_norm
-        self.norm_heads = None if query is None or key is None else head_norms(query, key, config.num_heads, kernels)
+        self.norms = None if query is None or key is None else head_norms(query, key, kernels)
         self.post_norm, self.mlp = layer.post_attention_layernorm.form(kernels), layer.mlp.form(kernels)
         self.reduce = layer.reduce
 
@@ -165,9 +168,13 @@ class ComposedMixer:
         """Run attention: `[rows, input_size]` to `[rows, hidden_size]`, summed over ranks."""
         heads, kv_heads = self.num_heads, self.num_kv_heads
         qkv = self.products["qkv"](x).view(x.shape[0], heads + 2 * kv_heads, self.head_dim)
-        if self.norm_heads is not None:
-            self.norm_heads(qkv)
-        output = self.products["output"](attention(qkv, rotary, heads).flatten(1))
+        if self.norms is not None and isinstance(attention, PagedAttention):
+            mixed = attention(qkv, rotary, heads, self.norms)
+        else:
+            if self.norms is not None:
+                norm_heads(qkv, self.norms, heads)
+            mixed = attention(qkv, rotary, heads)
+        output = self.products["output"](mixed.flatten(1))
         return output if self.reduce is None else self.reduce(output)
 
 

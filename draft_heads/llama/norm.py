@@ -1,13 +1,13 @@
 """RMS norm: its weights, and its form for a kernel set."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.reference.elementwise import add_rms_norm, norm_heads, rms_norm
+from specdec.kernels.reference.elementwise import add_rms_norm, rms_norm
+from specdec.kernels.types.types import HeadNorms
 
 
 class Norm(Protocol):
@@ -53,9 +53,7 @@ class ServedRMSNorm:
         return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
 
 
-def head_norms(query: RMSNorm, key: RMSNorm, num_heads: int, kernels: KernelSet | None) -> Callable[[Tensor], None]:
-    """Return what norms queries and keys of `[rows, num_heads + 2 * kv_heads, head_dim]` in place; see `Linear`."""
-    if kernels is None:
-        return lambda qkv: norm_heads(qkv, query.weight, key.weight, query.eps, num_heads)
-    weights = query.weight.detach(), key.weight.detach()
-    return lambda qkv: kernels.norm_heads(qkv, *weights, query.eps, num_heads)
+def head_norms(query: RMSNorm, key: RMSNorm, kernels: KernelSet | None) -> HeadNorms:
+    """Return the norms of queries and keys; see `Linear`."""
+    weights = (query.weight, key.weight) if kernels is None else (query.weight.detach(), key.weight.detach())
+    return HeadNorms(*weights, query.eps)

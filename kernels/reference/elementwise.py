@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from specdec.kernels.types.types import HeadNorms
+
 # 2^7 + 1: seven of float64's 53 bits are dropped.
 SPLITTER = 129.0
 
@@ -39,17 +41,11 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return rms_norm(total, weight, eps), total
 
 
-def norm_heads(qkv: Tensor, query_weight: Tensor, key_weight: Tensor, eps: float, num_heads: int) -> None:
-    """Apply `rms_norm` to each query and key in place, as Qwen3 does.
-
-    Args:
-        qkv: `[rows, num_heads + 2 * kv_heads, head_dim]`.
-        query_weight: `[head_dim]`.
-        key_weight: `[head_dim]`.
-    """
+def norm_heads(qkv: Tensor, norms: HeadNorms, num_heads: int) -> None:
+    """Apply `rms_norm` to each query and key of `[rows, num_heads + 2 * kv_heads, head_dim]` in place."""
     end = (num_heads + qkv.shape[1]) // 2
-    for part, weight in ((qkv[:, :num_heads], query_weight), (qkv[:, num_heads:end], key_weight)):
-        part.copy_(rms_norm(part.reshape(-1, part.shape[-1]), weight, eps).view_as(part))
+    for part, weight in ((qkv[:, :num_heads], norms.query), (qkv[:, num_heads:end], norms.key)):
+        part.copy_(rms_norm(part.reshape(-1, part.shape[-1]), weight, norms.eps).view_as(part))
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 from torch import Tensor
 
+from specdec.kernels.reference.elementwise import norm_heads
 from specdec.kernels.types import kv_entries
+from specdec.kernels.types.types import HeadNorms
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -19,10 +21,19 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotary_store(
-    qkv: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tensor, num_heads: int, scales: Tensor | None = None
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    kv: Tensor,
+    slots: Tensor,
+    num_heads: int,
+    scales: Tensor | None = None,
+    norms: HeadNorms | None = None,
 ) -> Tensor:
     """See `specdec.kernels.triton.rotary_store`; rotates in place, and returns queries in the memory of `qkv`."""
     stored = kv.shape[1]
+    if norms is not None:
+        norm_heads(qkv, norms, num_heads)
     rotate_(qkv.narrow(1, 0, num_heads + stored // 2), cos, sin)
     query, key_value = qkv.split_with_sizes((num_heads, stored), 1)
     kv_entries.store(kv, slots, key_value, scales)

@@ -6,7 +6,6 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,10 +66,8 @@ CROWDED_HOPPER_CONFIGS = {
 # Keys and values are found through the block table, a load behind a load. Triton gives each of the two half of the
 # stages but one: with 5, a tile of both is being loaded while the last is in use; with 3 or 4, none is.
 STAGES = 5
-# Numbers of an item and of a join, and where an item's entries end; see `Plan`.
-ITEM, JOIN, END = 7, 4, 4
-# The least number of items whose bytes are a multiple of 16.
-ITEMS_ALIGNMENT = 4
+# Numbers of an item and of a join, and places of an item's; see `Plan`.
+ITEM, JOIN, END, LAST = 8, 4, 4, 7
 
 
 class AttentionGeometry(NamedTuple):
@@ -132,9 +129,7 @@ class PlanCapacity(NamedTuple):
         """
         # Rounding of x.
         shares = processors / kv_heads + 1e-6
-        # The items of each level begin at a multiple of 16 bytes.
-        items = ceil_div(tiles + math.ceil(shares), ITEMS_ALIGNMENT) * ITEMS_ALIGNMENT
-        return PlanCapacity(items, math.floor(shares / 1.5), math.floor(shares * 4 / 3))
+        return PlanCapacity(tiles + math.ceil(shares), math.floor(shares / 1.5), math.floor(shares * 4 / 3))
 
 
 class Plan(NamedTuple):
@@ -143,10 +138,10 @@ class Plan(NamedTuple):
     Attributes:
         height: height of the tiles (BLOCK_M).
         config: loop settings of the programs.
-        items: int32 `[items, 7]`: row of the request's block table, first packed row, number of rows, first entry, end
+        items: int32 `[items, 8]`: row of the request's block table, first packed row, number of rows, first entry, end
             of the entries, entry of the request's tree node 0, number of the part, or -1 where the item is its whole
-            tile. The longest come first, so that none is begun when the others are done. An item of no rows and no
-            entries does nothing.
+            tile, 1 where the entries end with the tile's. The longest come first, so that none is begun when the others
+            are done. An item of no rows and no entries does nothing.
         joins: int32 `[tiles cut, 4]`: first packed row, number of rows, first part, number of parts.
         num_parts: parts of all cut tiles together.
     """
@@ -167,30 +162,11 @@ class Plan(NamedTuple):
         packet: Packet | None = None,
         capacity: "PlanCapacity | None" = None,
     ) -> "Plan":
-        """Return the plan, from what the host knows and without waiting for the device; see `of_levels`."""
-        (plan,) = Plan.of_levels(1, 0, rows, heads, configs, processors, height, packet, capacity)
-        return plan
-
-    @staticmethod
-    def of_levels(
-        levels: int,
-        width: int,
-        rows: RaggedRows,
-        heads: AttentionGeometry,
-        configs: dict[int, Config],
-        processors: int,
-        height: int | None = None,
-        packet: Packet | None = None,
-        capacity: "PlanCapacity | None" = None,
-    ) -> "list[Plan]":
-        """Return the plans of levels, each of as many rows as the first, which see `width` entries more than before.
-
-        All levels are cut as the first one is: what they see more goes to the last part of each tile. What a tile sees
-        begins at the same entry in all levels, since a window counts from the tree's start.
+        """Return the plan, from what the host knows and without waiting for the device.
 
         Args:
             height: height of the tiles; None for the cheapest.
-            packet: takes the plans' numbers, which are there once it is sent; None to send them at once.
+            packet: takes the plan's numbers, which are there once it is sent; None to send them at once.
             capacity: items and joins that their numbers leave room for.
         """
         height = height or best_height(rows, heads.group, configs)
@@ -210,24 +186,44 @@ class Plan(NamedTuple):
             for part, begin in enumerate(begins, start=num_parts):
                 end = min(begin + size, tile.end)
                 table, tree = rows.table_row(tile.request), rows.tree_starts[tile.request]
-                numbers = (table, tile.start, tile.rows, begin, end, tree)
-                items.append((*numbers, part if is_cut else -1, int(end == tile.end)))
+                own = part if is_cut else -1
+                items.append((table, tile.start, tile.rows, begin, end, tree, own, int(end == tile.end)))
             if is_cut:
                 joins.append((tile.start, tile.rows, num_parts, len(begins)))
                 num_parts += len(begins)
         items.sort(key=lambda item: item[3] - item[4])
         sent = Packet(rows.visible.device) if packet is None else packet
         room = capacity or PlanCapacity(0, 0, 0)
-        count, first = len(items), np.array(items, np.int32)
-        work = np.zeros((levels, max(room.items, count), ITEM), np.int32)
-        work[:, :count] = first[:, :ITEM]
-        # The last column says which items are the last of their tile.
-        work[:, :count, END] += width * np.arange(levels, dtype=np.int32)[:, None] * first[:, ITEM]
-        sent_work = sent.add(work, torch.int32)[:, :count]
+        work = sent.add(items, torch.int32, room.items * ITEM)
         seams = sent.add(joins, torch.int32, room.joins * JOIN).view(-1, JOIN)
         if packet is None:
             sent.send()
-        return [Plan(height, config, own, seams, num_parts) for own in sent_work.unbind(0)]
+        return Plan(height, config, work, seams, num_parts)
+
+    def of_levels(self, more: Tensor) -> "list[Plan]":
+        """Return the plans of levels, made on the device, of which this is the first one's.
+
+        All are cut as the first one is: what their rows see more goes to the last part of each tile. What a tile sees
+        begins at the same entry in all levels, since a window counts from the tree's start.
+
+        Args:
+            more: of `seen_more`.
+        """
+        return [self._replace(items=items) for items in torch.addcmul(self.items, self.items[:, LAST:], more).unbind(0)]
+
+
+def seen_more(levels: int, width: int, device: torch.device) -> Tensor:
+    """Return what the rows of levels see more than those of the first, for `Plan.of_levels`.
+
+    Args:
+        width: entries that a level's rows see more than those of the level before; each has as many rows.
+
+    Returns:
+        int32 `[levels, 1, 8]`, which stands where items have the end of their entries.
+    """
+    more = torch.zeros(levels, 1, ITEM, dtype=torch.int32)
+    more[:, 0, END] = width * torch.arange(levels)
+    return more.to(device)
 
 
 def configs_of(heads: AttentionGeometry, chip: Chip, *, crowded: bool = False) -> dict[int, Config]:

@@ -12,8 +12,6 @@ from specdec.kernels.types.types import DTYPES
 MAX_BLOCK = 8192
 # Numbers of a program of the activation: 8 a thread.
 BLOCK_SIZE = 1024
-# Numbers of a program that norms heads: 16 a thread.
-HEADS_BLOCK_SIZE = 2048
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -139,62 +137,6 @@ def _scale(b_squares, HIDDEN: tl.constexpr, eps):
 def _store_scaled(p_normed, p_weight, b_x, scale, o_x, HIDDEN: tl.constexpr):
     b_weight = tl.load(p_weight + o_x, mask=o_x < HIDDEN, other=0.0).to(tl.float32)
     tl.store(p_normed + o_x, b_x * scale * b_weight, mask=o_x < HIDDEN)
-
-
-def norm_heads(qkv: Tensor, query_weight: Tensor, key_weight: Tensor, eps: float, num_heads: int) -> None:
-    """Apply `rms_norm` to each query and key in place, as Qwen3 does.
-
-    Args:
-        qkv: `[rows, num_heads + 2 * kv_heads, head_dim]`, float32, bfloat16 or float16; each row in one piece.
-        query_weight: `[head_dim]`, of the same dtype.
-        key_weight: `[head_dim]`, likewise.
-
-    Raises:
-        ValueError: shapes, strides or dtypes are others.
-    """
-    rows, heads, dim = qkv.shape
-    if (heads - num_heads) % 2 or {query_weight.shape, key_weight.shape} != {(dim,)}:
-        shapes = tuple(query_weight.shape), tuple(key_weight.shape)
-        raise ValueError(f"weights {shapes} do not fit qkv {tuple(qkv.shape)} with {num_heads} query heads")
-    if qkv.dtype not in DTYPES or {query_weight.dtype, key_weight.dtype} != {qkv.dtype}:
-        raise ValueError(f"qkv is {qkv.dtype}, weights {query_weight.dtype} and {key_weight.dtype}")
-    if qkv.stride()[1:] != (dim, 1) or not (query_weight.is_contiguous() and key_weight.is_contiguous()):
-        raise ValueError(f"strides of qkv {qkv.stride()}: its rows are not in one piece")
-    normed, block_dim = (num_heads + heads) // 2, triton.next_power_of_2(dim)
-    if rows and normed:
-        block = max(1, min(triton.next_power_of_2(normed), HEADS_BLOCK_SIZE // block_dim))
-        norm_heads_kernel[(rows, triton.cdiv(normed, block))](
-            qkv, query_weight, key_weight, qkv.stride(0), eps, HEADS=num_heads, NORMED=normed, DIM=dim, BLOCK=block,
-            BLOCK_DIM=block_dim, num_warps=4,
-        )  # fmt: skip
-
-
-@triton.jit
-def norm_heads_kernel(
-    p_qkv,  # [rows, heads, DIM]
-    p_query_weight,  # [DIM]
-    p_key_weight,  # [DIM]
-    stride,  # run-time: qkv may be columns of a wider tensor
-    eps,  # run-time: costs nothing
-    HEADS: tl.constexpr,  # a model has one or two
-    NORMED: tl.constexpr,  # query and key heads
-    DIM: tl.constexpr,  # a model has one; where it is a power of two, no masks are left
-    BLOCK: tl.constexpr,  # heads of a program, the shape of the registers
-    BLOCK_DIM: tl.constexpr,  # as above
-):
-    # [BLOCK, 1], [1, BLOCK_DIM]
-    o_head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
-    o_dim = tl.arange(0, BLOCK_DIM)[None, :]
-    m_dim = o_dim < DIM
-    m_x = (o_head < NORMED) & m_dim
-    p_x = p_qkv + tl.program_id(0).to(tl.int64) * stride + o_head * DIM + o_dim
-    # [BLOCK, BLOCK_DIM]
-    b_x = tl.load(p_x, mask=m_x, other=0.0).to(tl.float32)
-    b_mean = tl.sum(b_x * b_x, 1)[:, None] * (1.0 / DIM)
-    b_query_weight = tl.load(p_query_weight + o_dim, mask=m_dim, other=0.0).to(tl.float32)
-    b_key_weight = tl.load(p_key_weight + o_dim, mask=m_dim, other=0.0).to(tl.float32)
-    b_weight = tl.where(o_head < HEADS, b_query_weight, b_key_weight)
-    tl.store(p_x, b_x * tl.div_rn(1.0, tl.sqrt_rn(b_mean + eps)) * b_weight, mask=m_x)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

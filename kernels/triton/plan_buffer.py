@@ -21,7 +21,7 @@ def most_tiles(rows: int, requests: int, per_tile: int) -> int:
 
 
 class PlanRoom:
-    """The plans of a captured pass, or of the levels of a captured loop: their sizes, and their place among its inputs.
+    """The plans of captured attention, one for each geometry: their sizes, and their place among a graph's inputs.
 
     Unused items and joins, which are zeros, have no rows and do nothing.
 
@@ -36,45 +36,35 @@ class PlanRoom:
     """
 
     def __init__(
-        self,
-        geometries: Sequence[AttentionGeometry],
-        height: int,
-        rows: int,
-        requests: int,
-        chip: Chip,
-        levels: int = 1,
+        self, geometries: Sequence[AttentionGeometry], height: int, rows: int, requests: int, chip: Chip
     ) -> None:
-        self.geometries, self.height, self.chip, self.levels = geometries, height, chip, levels
+        self.geometries, self.height, self.chip = geometries, height, chip
         self.layout = PacketLayout()
         self._capacities = list[PlanCapacity]()
         for one in geometries:
             tiles = most_tiles(rows, requests, max(height // one.group, 1))
             capacity = PlanCapacity.of(tiles, one.kv_heads, chip.processors)
             self._capacities.append(capacity)
-            self.layout.add(levels, capacity.items, ITEM, dtype=torch.int32)
+            self.layout.add(capacity.items, ITEM, dtype=torch.int32)
             self.layout.add(capacity.joins, JOIN, dtype=torch.int32)
 
-    def plans(self, memory: Tensor) -> dict[AttentionGeometry, list[Plan]]:
-        """Return the plans to capture with, one of each level, in memory of the layout's size."""
+    def plans(self, memory: Tensor) -> dict[AttentionGeometry, Plan]:
+        """Return the plans to capture with, in memory of the layout's size."""
         views = self.layout.views(memory)
-        found = {}
-        for one, capacity, items, joins in zip(self.geometries, self._capacities, views[::2], views[1::2], strict=True):
-            config = configs_of(one, self.chip)[self.height]
-            found[one] = [Plan(self.height, config, own, joins, capacity.parts) for own in items.unbind(0)]
-        return found
+        return {
+            one: Plan(self.height, configs_of(one, self.chip)[self.height], items, joins, capacity.parts)
+            for one, capacity, items, joins in zip(
+                self.geometries, self._capacities, views[::2], views[1::2], strict=True
+            )
+        }
 
-    def add(self, rows: RaggedRows, packet: Packet, width: int = 0) -> Tensor:
-        """Add the plans of rows to a packet; return them as bytes, which lie as in the layout.
-
-        Args:
-            rows: of the first level.
-            width: see `Plan.of_levels`.
-        """
+    def add(self, rows: RaggedRows, packet: Packet) -> Tensor:
+        """Add the plans of rows to a packet; return them as bytes, which lie as in the layout."""
         memory = packet.begin(self.layout)
         for one, capacity in zip(self.geometries, self._capacities, strict=True):
-            given = configs_of(one, self.chip), self.chip.processors, self.height, packet, capacity
-            for plan in Plan.of_levels(self.levels, width, rows, one, *given):
-                assert len(plan.items) <= capacity.items
-                assert len(plan.joins) <= capacity.joins
-                assert plan.num_parts <= capacity.parts
+            configs = configs_of(one, self.chip)
+            plan = Plan.make(rows, one, configs, self.chip.processors, self.height, packet, capacity)
+            assert len(plan.items) <= capacity.items
+            assert len(plan.joins) <= capacity.joins
+            assert plan.num_parts <= capacity.parts
         return memory

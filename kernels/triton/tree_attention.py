@@ -276,7 +276,7 @@ def tree_attention_kernel(
 ):
     """Run one item for one KV head: consecutive rows of a request over a range of its entries."""
     i_item, i_head = tl.program_id(0) // kv_heads, tl.program_id(0) % kv_heads
-    p_item += i_item * 7
+    p_item += i_item * 8
     request, first_row, num_rows = tl.load(p_item), tl.load(p_item + 1), tl.load(p_item + 2)
     begin, end = tl.load(p_item + 3), tl.load(p_item + 4)
     tree_start, i_part = tl.load(p_item + 5), tl.load(p_item + 6)

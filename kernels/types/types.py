@@ -255,6 +255,19 @@ class DraftedEntries(NamedTuple):
     slots: Tensor
 
 
+class HeadNorms(NamedTuple):
+    """RMS norms of each query and key before they are rotated, as in Qwen3.
+
+    Attributes:
+        query: `[head_dim]`, weight of queries.
+        key: `[head_dim]`, of keys.
+    """
+
+    query: Tensor
+    key: Tensor
+    eps: float
+
+
 class TokenTargets(NamedTuple):
     """Memory that the new tokens of some rows of a walk are written to, and positions that their number is added to.
 

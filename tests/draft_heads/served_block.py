@@ -31,7 +31,7 @@ def served_states(head: BlockForm, tokens: list[int], features: Tensor, kernels:
     slots = torch.tensor(slots_of(table, 1, known, BLOCK), dtype=torch.int64)
     rotary = rotary_at(rope, torch.arange(known - 1))
     for layer, stored in zip(cache, head.context(features).unbind(1), strict=True):
-        kernels.rotary_store(stored, *rotary, layer, slots, 0, None)
+        kernels.rotary_store(stored, *rotary, layer, slots, 0, None, None)
     size = config.block_size
     slots = torch.tensor(slots_of(table, known, known + size, BLOCK))
     ways = []

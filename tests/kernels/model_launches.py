@@ -14,7 +14,7 @@ from specdec.kernels.triton import tree_attention
 from specdec.kernels.triton.accepted import commit
 from specdec.kernels.triton.attention_plan import AttentionGeometry, Chip
 from specdec.kernels.triton.coupled_walk import coupled_walk
-from specdec.kernels.triton.elementwise import add_rms_norm, norm_heads, rms_norm, silu_and_mul
+from specdec.kernels.triton.elementwise import add_rms_norm, rms_norm, silu_and_mul
 from specdec.kernels.triton.grouped_lora import grouped_lora
 from specdec.kernels.triton.gumbel_argmax import gumbel_argmax
 from specdec.kernels.triton.kv_copy import copy_between, move_kv
@@ -29,7 +29,7 @@ from specdec.kernels.types.kv_entries import LARGEST, kv_view, slot_bytes
 from specdec.kernels.types.quantized_tensor import NumberKind, OffsetKind, QuantizedRows
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.tree_search import SearchedLevels
-from specdec.kernels.types.types import DraftedEntries, DraftProbs, NoiseColumns, PackedTrees, TopK, Walk
+from specdec.kernels.types.types import DraftedEntries, DraftProbs, HeadNorms, NoiseColumns, PackedTrees, TopK, Walk
 from tests.triton_launches import Launch, recorded_launches
 
 DEMO = Path(__file__).parents[2] / "specdec" / "demo" / "target" / "config.json"
@@ -108,8 +108,7 @@ def _layer(model: Model) -> None:
     _norms(model)
     silu_and_mul(torch.empty(2, 2 * model.intermediate, dtype=model.dtype))
     _rotary(model)
-    qkv = torch.empty(2, model.heads + 2 * model.kv_heads, model.dim, dtype=model.dtype)
-    norm_heads(qkv, qkv[0, 0], qkv[0, 0], 1e-6, model.heads)
+    _rotary(model, normed=True)
 
 
 def _norms(model: Model) -> None:
@@ -126,13 +125,19 @@ def _cache(model: Model, slots: int, code: torch.dtype | None = None, scales: Te
 
 
 def _rotary(
-    model: Model, code: torch.dtype | None = None, scales: Tensor | None = None, *, context: bool = False
+    model: Model,
+    code: torch.dtype | None = None,
+    scales: Tensor | None = None,
+    *,
+    context: bool = False,
+    normed: bool = False,
 ) -> None:
     """Launch it for queries, keys and values, or for keys and values of context rows, which have no queries."""
     heads = 0 if context else model.heads
     qkv = torch.empty(2, heads + 2 * model.kv_heads, model.dim, dtype=model.dtype)
     cos, sin = torch.empty(2, 1, 2 * model.dim, dtype=model.dtype).chunk(2, -1)
-    rotary_store(qkv, cos, sin, _cache(model, 8, code, scales), torch.arange(2), heads, scales)
+    norms = HeadNorms(qkv[0, 0], qkv[0, 0], 1e-6) if normed else None
+    rotary_store(qkv, cos, sin, _cache(model, 8, code, scales), torch.arange(2), heads, scales, norms)
 
 
 def _block_head(model: Model) -> None:

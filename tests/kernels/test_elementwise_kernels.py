@@ -10,8 +10,9 @@ from torch import Tensor
 
 from specdec.kernels.reference import elementwise as elementwise_reference
 from specdec.kernels.reference import rotary_store as rotary_store_reference
-from specdec.kernels.triton.elementwise import add_rms_norm, norm_heads, rms_norm, silu_and_mul
+from specdec.kernels.triton.elementwise import add_rms_norm, rms_norm, silu_and_mul
 from specdec.kernels.triton.rotary_store import rotary_store
+from specdec.kernels.types.types import HeadNorms
 from tests.kernels.kernel_checks import DEVICE, DTYPES, assert_as_exact, huge, poisoned_outputs
 from tests.strategies import seeds
 
@@ -140,19 +141,32 @@ def test_rotary_store_equals_rotation_and_store(
     st.booleans(),
 )
 @example(0, 2, (3, 1), 256, torch.bfloat16, True)
-def test_norm_heads_norms_each_query_and_key(
+def test_rotary_store_norms_each_query_and_key_first(
     seed: int, rows: int, heads: tuple[int, int], dim: int, dtype: torch.dtype, wide: bool
 ) -> None:
     num_heads, kv_heads = heads
     qkv = drawn(seed, rows, (num_heads + 2 * kv_heads) * dim, dtype=dtype, spare=3 * wide).unflatten(1, (-1, dim))
-    query_weight, key_weight = (drawn(seed + place, dim, dtype=dtype) for place in (1, 2))
-    plain, given = qkv.clone(), qkv.clone()
-    norm_heads(qkv, query_weight, key_weight, EPS, num_heads)
-    elementwise_reference.norm_heads(plain, query_weight, key_weight, EPS, num_heads)
+    norms = HeadNorms(*(drawn(seed + place, dim, dtype=dtype) for place in (1, 2)), EPS)
+    slots = torch.arange(rows, device=DEVICE)
+    kv = torch.full((rows, 2 * kv_heads, dim), float("nan"), dtype=dtype, device=DEVICE)
+    plain_kv = kv.clone()
     queries, keys = slice(0, num_heads), slice(num_heads, num_heads + kv_heads)
-    for part, weight in ((queries, query_weight), (keys, key_weight)):
-        assert_as_exact(qkv[:, part], plain[:, part], exact_norm(given[:, part], weight))
-    assert torch.equal(qkv[:, keys.stop :], given[:, keys.stop :])
+    # Angles of 0 show the norms alone.
+    one = torch.ones(rows, 1, dim, dtype=dtype, device=DEVICE)
+    query = rotary_store(qkv, one, 0 * one, kv, slots, num_heads, None, norms)
+    plain = rotary_store_reference.rotary_store(qkv.clone(), one, 0 * one, plain_kv, slots, num_heads, None, norms)
+    assert_as_exact(query, plain, exact_norm(qkv[:, queries], norms.query))
+    assert_as_exact(kv[:, :kv_heads], plain_kv[:, :kv_heads], exact_norm(qkv[:, keys], norms.key))
+    assert torch.equal(kv[:, kv_heads:], qkv[:, keys.stop :])
+    # Others turn what was normed: the same as normed heads that are rotated without norms.
+    angles = 100 * torch.randn(rows, 1, dim // 2, generator=torch.Generator().manual_seed(seed))
+    cos, sin = (part.to(DEVICE, dtype) for part in (angles.cos(), angles.sin()))
+    rotary = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+    turned, turned_kv = kv.clone(), kv.clone()
+    found = rotary_store(qkv, *rotary, turned, slots, num_heads, None, norms)
+    wanted = rotary_store(torch.cat([query, kv], 1), *rotary, turned_kv, slots, num_heads)
+    assert torch.equal(found, wanted)
+    assert torch.equal(turned, turned_kv)
 
 
 def test_rows_and_slots_beyond_two_billion_numbers() -> None:
@@ -190,14 +204,14 @@ def test_misfits_are_refused() -> None:
         add_rms_norm(x, torch.zeros(6, 2, device=DEVICE).T, weight, EPS)
     with pytest.raises(ValueError, match=r"\(2, 5\)"):
         silu_and_mul(x[:, :5])
-    with pytest.raises(ValueError, match=r"do not fit qkv \(2, 3, 8\) with 2 query heads"):
-        norm_heads(torch.zeros(2, 3, 8, device=DEVICE), weight, weight, EPS, 2)
     qkv, kv = torch.zeros(2, 4, 8, device=DEVICE), torch.zeros(3, 2, 8, device=DEVICE)
     cos, slots = torch.zeros(2, 1, 8, device=DEVICE), torch.zeros(2, dtype=torch.int64, device=DEVICE)
     with pytest.raises(ValueError, match="3 query heads"):
         rotary_store(qkv, cos, cos, kv, slots, 3)
     with pytest.raises(ValueError, match=r"slots \(1,\)"):
         rotary_store(qkv, cos, cos, kv, slots[:1], 2)
+    with pytest.raises(ValueError, match=r"norms \['\(6,\) of .* do not fit heads of 8 numbers"):
+        rotary_store(qkv, cos, cos, kv, slots, 2, None, HeadNorms(weight, weight, EPS))
     with pytest.raises(ValueError, match="int32"):
         rotary_store(qkv, cos, cos, kv, slots.int(), 2)
     with pytest.raises(ValueError, match="not in one piece"):

@@ -223,7 +223,7 @@ def test_every_row_meets_every_entry_once(case: Case, kv_heads: int, processors:
     plan = plan_of(rows, case.group, kv_heads, processors, case.window)
     met: dict[int, list[tuple[int, int]]] = {}
     of_part: dict[int, int] = {}
-    for request, start, count, begin, end, tree_start, part in plan.items.tolist():
+    for request, start, count, begin, end, tree_start, part, _ in plan.items.tolist():
         assert tree_start == rows.tree_starts[request]
         assert count * case.group <= plan.height
         for row in range(start, start + count):
@@ -268,12 +268,13 @@ def test_plans_of_levels_cover_what_each_level_sees(
     height = attention_plan.best_height(rows, group, configs)
     tiles = len(known) * -(-width // (height // group))
     capacity = PlanCapacity.of(tiles, heads.kv_heads, processors)
-    plans = Plan.of_levels(levels, width, rows, heads, configs, processors, height, None, capacity)
+    plan = Plan.make(rows, heads, configs, processors, height, None, capacity)
+    plans = plan.of_levels(attention_plan.seen_more(levels, width, torch.device("cpu")))
     assert len(plans) == levels
     for level, plan in enumerate(plans):
         grown = replace(rows, lengths=[n + (level + 1) * width for n in known])
         met: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
-        for request, start, number, begin, end, tree_start, _ in plan.items.tolist():
+        for request, start, number, begin, end, tree_start, *_ in plan.items.tolist():
             assert tree_start == known[request]
             met.setdefault((request, start, number), []).append((begin, end))
         tiles_of = grown.tiles(height // group, window)
@@ -310,7 +311,7 @@ def test_plans_follow_the_work(requests: list[tuple[int, int]], height: int, cut
     plan = plan_of(rows_of(requests), 4, 8, 132)
     assert plan.height == height
     assert bool(plan.num_parts) == cut
-    spans = [end - begin for _, _, _, begin, end, _, _ in plan.items.tolist()]
+    spans = [end - begin for _, _, _, begin, end, *_ in plan.items.tolist()]
     assert spans == sorted(spans, reverse=True)
     # Partial results stay small: each processor's share is cut by half at most.
     assert plan.num_parts <= 2 * 132 / 8

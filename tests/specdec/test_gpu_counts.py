@@ -123,11 +123,11 @@ def kernels_of_a_step(llm: LLM, gpu: SimulatedGPU, prompt: list[int]) -> tuple[i
     return counts["launch"] + counts["operation"], places
 
 
-@pytest.mark.parametrize(("known", "qk_norm", "most"), [(8, False, 6), (150, False, 7), (8, True, 7)])
+@pytest.mark.parametrize(("known", "qk_norm", "most"), [(8, False, 6), (150, False, 7), (8, True, 6), (150, True, 7)])
 def test_a_layer_takes_few_small_kernels(
     tmp_path: Path, gpu: SimulatedGPU, known: int, qk_norm: bool, most: int
 ) -> None:
-    """Beside four products: two norms, two sums, rotary embedding, attention, its join, the gate, and head norms."""
+    """Beside four products: two norms, of which one adds, a sum, rotation, attention, its join, and the gate."""
     found = []
     for layers in (1, 3):
         folder = tmp_path / str(layers)
