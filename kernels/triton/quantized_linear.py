@@ -74,7 +74,7 @@ def quantized_linear(x: Tensor, weight: QuantizedRows, bias: Tensor | None) -> T
     return product
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def quantized_linear_kernel(
     p_x,  # [rows, INPUTS]
     p_numbers,  # [OUTPUTS, INPUTS] bytes, of UINT4 half as many

@@ -78,7 +78,7 @@ def rotary_store(
     return query
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["p_slots"])
 def rotary_store_kernel(
     p_qkv,  # [rows, HEADS + 2 * KV_HEADS, DIM]
     p_cos,  # [rows, 1, DIM]

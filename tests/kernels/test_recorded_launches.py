@@ -1,7 +1,9 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators
 """What is recorded of a launch, and that a launch that is not recorded fails a test."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import triton.language as tl
 
 from tests.kernels.recorded_launches import RECORD, check_recorded, recorded
 from tests.triton_interpreter import is_interpreted
-from tests.triton_launches import Launch, recorded_launches
+from tests.triton_launches import ALIGNED, Launch, recorded_launches
 
 pytestmark = pytest.mark.skipif(not is_interpreted(), reason="launches are those of the interpreter")
 
@@ -54,3 +56,23 @@ def test_another_launch_fails_until_it_is_recorded(tmp_path: Path, monkeypatch: 
     assert [launch.line for launch in recorded(file)] == sorted(launches)
     with pytest.raises(AssertionError, match=r"^1 launches were never compiled"):
         check_recorded({one.line: one for one in [launched(8, offset=1)]}, file)
+
+
+# Integers of which an engine has one value.
+OF_AN_ENGINE = {"layers", "kv_heads"}
+
+
+def test_no_kernel_has_another_form_where_a_step_has_other_numbers() -> None:
+    """By an address that 16 does not divide, or a number of 1, it would be compiled while requests run."""
+
+    def plain(name: str, value: Any) -> Any:
+        if isinstance(value, str):
+            return value.removesuffix(ALIGNED)
+        return "i32" if value == 1 and name.islower() and name not in OF_AN_ENGINE else value
+
+    forms: dict[str, list[Launch]] = {}
+    for launch in recorded():
+        arguments = {name: plain(name, value) for name, value in launch.arguments.items()}
+        forms.setdefault(replace(launch, arguments=arguments).line, []).append(launch)
+    assert len(forms) > 50
+    assert [own for own in forms.values() if len(own) > 1] == []
