@@ -60,7 +60,7 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
     import_plugins(config.plugins)
     RULES.named(config.verify, "verify")
     device = resolve_device(config.device)
-    sources, tokenizer = _checked_sources(model, draft, config), None
+    (sources, sizes), tokenizer = _checked_sources(model, draft, config), None
     check_corpus(config.draft_corpus, is_used=SUFFIX in sources.chains)
     if config.tokenizer is not None:
         tokenizer = checkpoint_path(config.tokenizer, weights=False)
@@ -68,8 +68,10 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
     if not isinstance(shape, DraftShape):
         rows = None if sources.draft is None else block_rows(sources.draft)
         # The levels are all drafted by one pass, so that none costs more.
-        deepest = {} if rows is None else {"depth": rows}
-        shape = replace(default_shape(device.type), **{**deepest, **(shape or {})})
+        deepest, default = {} if rows is None else {"depth": rows}, default_shape(device.type)
+        # No path of a tree may leave a window.
+        nodes = min([default.nodes, *filter(None, sizes.layer_windows)])
+        shape = replace(default, **{"nodes": nodes, **deepest, **(shape or {})})
     # Refuses wrong options before anything is loaded.
     prepared_sources(sources.chains, shape, config.draft_options)
     return replace(
@@ -84,8 +86,13 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
     )
 
 
-def _checked_sources(model: str | Path | None, draft: str | Path | None, config: EngineConfig) -> Sources:
-    """Return the target and what drafts for it, which fit each other by their files; no weights are read."""
+def _checked_sources(
+    model: str | Path | None, draft: str | Path | None, config: EngineConfig
+) -> tuple[Sources, LlamaConfig]:
+    """Return the target and what drafts for it, which fit each other by their files, and the target's sizes.
+
+    No weights are read.
+    """
     if draft == AUTO:
         checkpoint = DEMO / "target" if model is None else checkpoint_path(model, config.revision)
         target = named_target(checkpoint)
@@ -108,7 +115,7 @@ def _checked_sources(model: str | Path | None, draft: str | Path | None, config:
                 "speculative_config has method %r, and %s is a draft of the kind %s; it drafts as what it is",
                 *(config.speculative_method, shown_path(sources.draft), kind),
             )
-    return sources
+    return sources, sizes
 
 
 def _drafting_for(target: Path, head: Path) -> Sources:

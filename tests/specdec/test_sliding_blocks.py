@@ -147,3 +147,15 @@ def test_a_model_with_a_layer_that_sees_all_keeps_every_block(world: World) -> N
     for one, drafter, window in ((world, "eagle", DRAFT_WINDOW), (world.sliding, "eagle", None)):
         llm = load(one, drafter, 64, draft_window_size=window)
         assert run(llm, llm.new_group(PROMPT, group_of)) >= LENGTH // BLOCK
+
+
+def test_trees_are_no_larger_than_the_window(world: World) -> None:
+    """By default; a size that is given is refused."""
+    folder = world.sliding.folder / "target"
+    settings: dict[str, Any] = {"dtype": "float32", "kv_cache_memory": 1 << 20}
+    assert LLM(folder, "ngram", **settings).config.shape.nodes == WINDOW
+    assert LLM(folder, "ngram", shape={"nodes": 5}, **settings).config.shape.nodes == 5
+    with pytest.raises(ValueError, match=f"draft_nodes 13 is more than the target's sliding window of {WINDOW} tokens"):
+        LLM(folder, "ngram", shape={"nodes": 13}, **settings)
+    with pytest.raises(ValueError, match="sliding window of 2 tokens is narrower than its drafts of 6; raise draft_wi"):
+        LLM(folder, world.draft("eagle3"), draft_window_size=2, **settings)
