@@ -325,7 +325,7 @@ def test_items_without_rows_do_nothing() -> None:
     for _ in range(2):
         tree_attention(built.query, built.kv, rows, SCALE)
     ((key, plan),) = rows.plans.items()
-    nothing = plan.items.new_tensor([[0, 0, 0, 0, 0, 0, -1]] * 2)
+    nothing = plan.items.new_tensor([[0, 0, 0, 0, 0, 0, -1, 0]] * 2)
     rows.plans[key] = plan._replace(items=torch.cat([nothing, plan.items]))
     assert torch.equal(tree_attention(built.query, built.kv, rows, SCALE), expected)
 

@@ -212,7 +212,8 @@ def test_trees_are_those_of_a_loop_of_its_own(
             # Of the nodes that children were drawn from: a graph always drafts all levels, the loop only those needed.
             drawn_from = [0, *(1 + node for node in tree.children_of)]
             probs = [probs_of(trees, row)[drawn_from] for trees in (plain, graphed)]
-            torch.testing.assert_close(*probs, rtol=1e-5, atol=1e-6)
+            # A graph reads in tiles of another height, which rounds other sums.
+            torch.testing.assert_close(*probs, rtol=1e-4, atol=1e-6)
     kinds = {
         proposal == Proposal.DRAWN and not sampling.is_greedy for _, sampling, nodes, depth in cases if nodes * depth
     }
