@@ -49,7 +49,8 @@ class Unread(NamedTuple):
 
     Attributes:
         batch: the tokens.
-        accepted: int64 `[rows]`, how far behind the first token that may be a row's last one the last one lies.
+        accepted: int64 `[rows]`, how many drafts of each row a step has accepted: its last token lies as many places
+            behind the first that may be the last. 0 where the host knows the tokens.
         images: their numbers as bytes, which lie in the packet as in the graph's inputs.
     """
 
@@ -106,7 +107,7 @@ class LoopGraphs(Generic[Grown]):
         Args:
             parts: of each row, at most `tokens` tokens.
             firsts: see `RaggedRows`.
-            coming: how many tokens before the end of its own each row's last one lies, at most: the device knows it.
+            coming: how many drafts a step may accept, where the tokens are those that it brings.
         """
         rows, null = next_power_of_2(len(parts)), self.tables.null_table
         left, room = rows * self.tokens - sum(len(part.tokens) for part in parts), self._null_room

@@ -211,6 +211,9 @@ def test_a_head_in_a_folder_is_a_start_with_all_its_weights(
     )
     assert any(not torch.equal(fresh[name], tensor) for name, tensor in first.head.state_dict().items())
     assert all(torch.equal(second[name], tensor) for name, tensor in first.head.state_dict().items())
+    narrowed = TrainingRun(config(target, data, tmp_path / "less", **settings, window=64, start=tmp_path / "saved"))
+    assert set(narrowed.head.llama.layer_windows) == {64}
+    assert all(torch.equal(narrowed.head.state_dict()[name], one) for name, one in first.head.state_dict().items())
     edit_json(tmp_path / "saved" / "config.json", sliding_window=70)
     with pytest.raises(ValueError, match="saved: layers see 70 tokens, and of this run layers see all tokens; give"):
         TrainingRun(config(target, data, tmp_path / "second", **settings, start=tmp_path / "saved"))

@@ -1,6 +1,7 @@
 """The head that a training run starts from: another run's, or one in a folder, such as the one that is served."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -78,6 +79,9 @@ def _begin_with_folder(head: FeatureHead, folder: Path, target: Path) -> None:
         )
     if any(given.llama.layer_windows) and given.llama.layer_windows != head.llama.layer_windows:
         raise ValueError(f"{folder}: {_seen(given)}, and of this run {_seen(head)}; give the run that window")
+    # A head without a window may learn to see less.
+    given.config = replace(given.config, llama=replace(given.llama, windows=head.llama.windows))
+    given.llama = given.config.llama
     # Shapes alone would not tell which layers it reads, nor by which norms.
     own, wanted = (kind.files.official(one)[0] for one in (given, head))
     if own.get("markov_head_type") == "vanilla":
