@@ -1,10 +1,11 @@
 """Tau at long contexts with and without a sliding window of the draft head.
 
     python -m benchmarks.draft_window
+    python -m benchmarks.draft_window --model smollm2 --heads HEAD ... --name draft_window_smollm2
 
 Prompts are several conversations of `prompts/sgd-eval.jsonl` in a row, each with the target's own answer, as many as
-fit in a number of tokens. The demo's heads were trained on single conversations. Tau is a property of head and text,
-not of the machine.
+fit in a number of tokens. Heads were trained on single conversations. Tau is a property of head and text, not of the
+machine. A window of "none" is the head's own, if it has one.
 """
 
 import argparse
@@ -23,9 +24,9 @@ CONTEXTS, WINDOWS = (300, 700, 1500), (None, 256, 128, 64)
 Messages = list[dict[str, str]]
 
 
-def answered(conversations: Sequence[Messages], most: int) -> list[Messages]:
-    """Return the conversations with the demo target's greedy answers."""
-    llm = LLM(draft=None)
+def answered(model: str | None, conversations: Sequence[Messages], most: int) -> list[Messages]:
+    """Return the conversations with the target's greedy answers."""
+    llm = LLM(model, draft=None)
     prompts = [llm.chat_prompt(messages) for messages in conversations]
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=most), use_tqdm=False)
     return [
@@ -56,16 +57,18 @@ def measure(llm: LLM, prompts: Sequence[list[int]], max_tokens: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="the demo's target by default")
     parser.add_argument("--heads", nargs="+", default=["eagle3", "dspark"])
+    parser.add_argument("--name", default="draft_window", help="name of the result")
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--max-tokens", type=int, default=96)
     args = parser.parse_args()
     conversations = read_prompts("sgd-eval")
-    whole = answered(conversations, 128)
+    whole = answered(args.model, conversations, 128)
     rows: list[dict[str, Any]] = []
     for head in args.heads:
         for window in WINDOWS:
-            llm = LLM(draft=head, draft_window_size=window, adaptive_drafts=False)
+            llm = LLM(args.model, draft=head, draft_window_size=window, adaptive_drafts=False)
             for context in CONTEXTS:
                 # The conversations before a prompt's own; the first ones' are the last of the file.
                 prompts = [
@@ -85,7 +88,7 @@ def main() -> None:
             table.add_row(head, str(window or "none"), *own)
     Console().print(table)
     write(
-        "draft_window",
+        args.name,
         {"model": shown_path(llm.config.model), "prompts": args.prompts, "max_tokens": args.max_tokens, "rows": rows},
     )
 
