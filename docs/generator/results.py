@@ -305,13 +305,13 @@ def _draft_store() -> str:
 
 # FOLDER is what `python -m benchmarks.widen` wrote.
 NEVER_SLOWER_WIDE = (
-    "never_slower --model FOLDER/target --draft FOLDER/eagle3 --name never_slower_wide --requests 12 --max-tokens 64 "
-    "--batches 1 2 3 4 6 8 16 32 64"
+    "never_slower --model FOLDER/target --draft FOLDER/eagle3 --name never_slower_wide --requests 16 --max-tokens 64 "
+    "--batches 1 2 3 4 6 8 16 32 64 --sizes 2 4 8 15"
 )
 
 NEVER_SLOWER_SMOLLM2 = (
     "never_slower --model smollm2 --draft heads/smollm2-135m-instruct-eagle3 --dataset spec-bench.jsonl "
-    "--name never_slower_smollm2 --requests 16 --max-tokens 64 --batches 1 2 3 4 6 8 16 32 64"
+    "--name never_slower_smollm2 --requests 16 --max-tokens 64 --batches 1 2 3 4 6 8 16 32 64 --sizes 2 4 8 15"
 )
 
 
