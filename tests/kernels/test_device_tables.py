@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from specdec.kernels.types.block_table import BlockTable
 from specdec.kernels.types.device_tables import DeviceTables
 from specdec.kernels.types.upload import Packet
-from tests.kernels.test_block_table import change, changes, some
+from tests.kernels.changed_tables import change, changes, some
 
 ROWS, BLOCKS, NULL = 3, 40, 99
 
