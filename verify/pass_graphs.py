@@ -17,10 +17,9 @@ from specdec.kernels.triton.plan_buffer import Capture, PlanRoom
 from specdec.kernels.types.adapters import ADAPTED, AdapterBuffer, AdapterRows, fill_adapted
 from specdec.kernels.types.device_tables import DeviceTables
 from specdec.kernels.types.draft_trees import DraftTrees
-from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.tree import TreeRow
 from specdec.kernels.types.upload import Packet, PacketLayout, copy_parts
-from specdec.verify.tree_batch import PackedBatch, TreeBatch, row_layout
+from specdec.verify.tree_batch import PackedBatch, TreeBatch, captured_batch, row_layout
 
 # Token counts up to the first number are padded to multiples of the second. Longer steps are not captured: their
 # arithmetic takes longer than the host needs for their launches.
@@ -193,23 +192,13 @@ class _PassGraph:
     def __init__(self, owner: PassGraphs, key: PassKey) -> None:
         self.owner, self.key = owner, key
         layout = owner.layout(key.tokens)
-        tokens, positions, slots, visible, ancestors = layout.views(owner.inputs[: layout.size])
-        # The kernel reads the plan alone, so the rows' lengths are not needed.
-        rows = RaggedRows(
-            query_lens=(),
-            lengths=(),
-            tree_starts=(),
-            block_tables=owner.tables.memory,
-            visible=visible,
-            ancestors=ancestors,
-            block_size=owner.block_size,
-        )
+        self.batch = captured_batch(layout, owner.inputs[: layout.size], owner.tables.memory, owner.block_size)
+        rows = self.batch.rows
         self._room = owner.plan_room(key)
         self._inputs = owner.inputs[: layout.size + self._room.layout.size]
         rows.plans.update(self._room.plans(self._inputs[layout.size :]).items())
         self.adapted = owner.adapters.rows(key.tokens) if owner.adapters is not None and key.adapted else None
         rows.plans[ADAPTED] = self.adapted
-        self.batch = TreeBatch(tokens, positions, slots, rows, tokens[:0], ())
         self.output = owner.output[: key.tokens]
         self._replay: Callable[[], None]
 

@@ -138,6 +138,31 @@ def row_layout(tokens: int, words: int, first: int = 0) -> PacketLayout:
     return layout
 
 
+def captured_batch(
+    layout: PacketLayout, memory: Tensor, block_tables: Tensor, block_size: int, first: int = 0
+) -> TreeBatch:
+    """Return the batch that a graph is captured with.
+
+    Attention reads its plan alone, so the lengths of rows are not given.
+
+    Args:
+        layout: of `row_layout`.
+        memory: bytes of the layout's size.
+    """
+    tokens, positions, slots, visible, ancestors, *sources = layout.views(memory)
+    rows = RaggedRows(
+        query_lens=(),
+        lengths=(),
+        tree_starts=(),
+        block_tables=block_tables,
+        visible=visible,
+        ancestors=ancestors,
+        block_size=block_size,
+        first=first,
+    )
+    return TreeBatch(tokens, positions, slots, rows, tokens[:0], (), sources[0] if sources else None)
+
+
 class PackedBatch(NamedTuple):
     """A batch whose numbers are on their way.
 

@@ -24,10 +24,9 @@ from specdec.kernels.types.adapters import ADAPTED, AdapterBuffer, AdapterRows, 
 from specdec.kernels.types.device_tables import DeviceTables
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.integers import ceil_div, next_power_of_2
-from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.tree import TreeRow
 from specdec.kernels.types.upload import Packet, PacketLayout, copy_parts
-from specdec.verify.tree_batch import TreeBatch, row_layout
+from specdec.verify.tree_batch import TreeBatch, captured_batch, row_layout
 
 Grown = TypeVar("Grown")
 
@@ -223,24 +222,13 @@ class _DraftGraph(Generic[Grown]):
         assert sum(sizes) <= len(inputs.numbers), "the largest batch comes first"
         self._numbers = inputs.numbers[: sum(sizes)]
         reading, plans, places, level, level_plans = self._numbers.split_with_sizes(sizes)
-        token, positions, slots, visible, ancestors, *sources = layouts[0].views(reading)
-        # The kernel reads the plan alone, so the rows' lengths are not needed.
-        rows = RaggedRows(
-            query_lens=(),
-            lengths=(),
-            tree_starts=(),
-            block_tables=owner.tables.memory,
-            visible=visible,
-            ancestors=ancestors,
-            block_size=owner.block_size,
-            first=owner.first,
-        )
+        self.batch = captured_batch(layouts[0], reading, owner.tables.memory, owner.block_size, owner.first)
+        rows = self.batch.rows
         rows.plans.update(owner.reading_room(levels.num_rows).plans(plans).items())
         self._read = self._drafted = None
         if inputs.read is not None and inputs.drafted is not None and levels.adapted is not None:
             self._read, self._drafted = inputs.read.rows(tokens), inputs.drafted.rows(len(levels.positions))
         rows.plans[ADAPTED] = self._read
-        self.batch = TreeBatch(token, positions, slots, rows, token[:0], (), sources[0] if sources else None)
         self._last, self._accepted = layouts[2].views(places)
         self._first_plans = self._room.plans(level_plans)
         self._more = seen_more(levels.num_passes, levels.width, level_plans.device)

@@ -1,4 +1,4 @@
-"""Block tables of requests in a device's memory, where all graphs read them; a step sends what has changed."""
+"""Block tables of requests on the device, which all CUDA graphs read; a step sends the entries that have changed."""
 
 from collections.abc import Callable, Sequence
 

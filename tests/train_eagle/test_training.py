@@ -171,6 +171,15 @@ def test_a_run_goes_on_from_another_ones_head(target: Path, data: Path, tmp_path
         TrainingRun(config(target, data, tmp_path / "third", start=tmp_path / "first" / "run", head="eagle"))
 
 
+def test_a_run_with_a_window_is_a_start_for_that_window_alone(target: Path, data: Path, tmp_path: Path) -> None:
+    TrainingRun(config(target, data, tmp_path / "first", epochs=1, window=64)).train()
+    start = tmp_path / "first" / "run"
+    with pytest.raises(ValueError, match="run: its layers see 64 tokens, and this run's all tokens; give the run that"):
+        TrainingRun(config(target, data, tmp_path / "second", start=start))
+    second = TrainingRun(config(target, data, tmp_path / "second", start=start, window=64))
+    assert second.head.llama.layer_windows == (64,)
+
+
 def test_a_served_head_is_trained_further_on_what_was_served(target: Path, data: Path, tmp_path: Path) -> None:
     """And takes its own place in the engine, with the same tokens in fewer steps."""
     own = {"draft_vocab_size": 70}
@@ -215,7 +224,7 @@ def test_a_head_in_a_folder_is_a_start_with_all_its_weights(
     assert set(narrowed.head.llama.layer_windows) == {64}
     assert all(torch.equal(narrowed.head.state_dict()[name], one) for name, one in first.head.state_dict().items())
     edit_json(tmp_path / "saved" / "config.json", sliding_window=70)
-    with pytest.raises(ValueError, match="saved: layers see 70 tokens, and of this run layers see all tokens; give"):
+    with pytest.raises(ValueError, match="saved: its layers see 70 tokens, and this run's all tokens; give"):
         TrainingRun(config(target, data, tmp_path / "second", **settings, start=tmp_path / "saved"))
     third = TrainingRun(config(target, data, tmp_path / "third", **settings, window=70, start=tmp_path / "saved"))
     assert all(torch.equal(third.head.state_dict()[name], tensor) for name, tensor in first.head.state_dict().items())

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_cosine_schedule_with_warmup
@@ -25,11 +25,12 @@ def optimizers_of(
         vocab_lr_factor: learning rate of such matrices over that of the others.
     """
     weights = [weight for weight in head.parameters() if weight.requires_grad]
-    tables = [weight for weight in weights if weight.ndim == 2 and set(weight.shape) & set(vocabularies)]
-    own = [weight for weight in weights if weight.ndim == 2 and not set(weight.shape) & set(vocabularies)]
-    own = own if kind == "muon" else []
-    taken = set(map(id, [*own, *tables]))
-    rest = [weight for weight in weights if id(weight) not in taken]
+    tables, own, rest = list[Tensor](), list[Tensor](), list[Tensor]()
+    for weight in weights:
+        if weight.ndim == 2 and set(weight.shape) & set(vocabularies):
+            tables.append(weight)
+        else:
+            (own if weight.ndim == 2 and kind == "muon" else rest).append(weight)
     groups = [{"params": part, "lr": rate} for part, rate in ((rest, lr), (tables, lr * vocab_lr_factor)) if part]
     found: list[Optimizer] = [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)] if groups else []
     if own:

@@ -1,6 +1,6 @@
 """The head that a training run starts from: another run's, or one in a folder, such as the one that is served."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +63,8 @@ def begin_with(head: FeatureHead, start: Path, target: Path) -> None:
     if saved is None:
         _begin_with_folder(head, start, target)
         return
+    window = saved.settings.get("window") or 0
+    _check_windows(start, (window,) * head.llama.num_layers, head)
     try:
         head.load_state_dict(_fitted(saved.head(), head))
     except RuntimeError as error:
@@ -77,8 +79,7 @@ def _begin_with_folder(head: FeatureHead, folder: Path, target: Path) -> None:
         raise ValueError(
             f"{folder}: an {kind.files.label} head, which is another kind than this run's; give its --head"
         )
-    if any(given.llama.layer_windows) and given.llama.layer_windows != head.llama.layer_windows:
-        raise ValueError(f"{folder}: {_seen(given)}, and of this run {_seen(head)}; give the run that window")
+    _check_windows(folder, given.llama.layer_windows, head)
     # A head without a window may learn to see less.
     given.config = replace(given.config, llama=replace(given.llama, windows=head.llama.windows))
     given.llama = given.config.llama
@@ -104,10 +105,17 @@ def _begin_with_folder(head: FeatureHead, folder: Path, target: Path) -> None:
     head.load_state_dict(_fitted(tensors, head), strict=False)
 
 
-def _seen(head: FeatureHead) -> str:
-    """Return what a head's layers see, in words."""
-    windows = [f"{window} tokens" if window else "all tokens" for window in head.llama.layer_windows]
-    return f"layers see {' and '.join(dict.fromkeys(windows))}"
+def _check_windows(start: Path, windows: Sequence[int], head: FeatureHead) -> None:
+    """Check that a head begins with weights that saw all tokens, or as many as its own layers."""
+    own = head.llama.layer_windows
+    if any(windows) and tuple(windows) != own:
+        told = f"its layers see {_seen(windows)}, and this run's {_seen(own)}"
+        raise ValueError(f"{start}: {told}; give the run that window")
+
+
+def _seen(windows: Sequence[int]) -> str:
+    found = [f"{window} tokens" if window else "all tokens" for window in windows]
+    return " and ".join(dict.fromkeys(found))
 
 
 def _fitted(tensors: dict[str, Tensor], head: FeatureHead) -> dict[str, Tensor]:
