@@ -1,11 +1,11 @@
-"""Host time of a plain step with the device simulated away: scheduling, packing, plans, acceptance, commit.
+"""Host time of a plain step with the device simulated away: scheduling, packing, plans, read-back, commit.
 
     python -m benchmarks.host_step [--before TREE]
 
-The target's pass is a graph that computes nothing, so that what is left is the host's. Attention is planned as for
-Llama-3.1-8B on an H100, all numbers of the step are written to where a GPU would get them from, and those of the graph
-copied to its inputs. On a GPU come one copy, two launches and a graph's on top, and one copy back. With `--before`,
-another tree of this repository takes turns with this one.
+The target's pass is a graph that computes nothing, and verification finds token 0, so that what is left is the host's.
+Attention is planned as for Llama-3.1-8B on an H100, all numbers of the step are written to where a GPU would get them
+from, and those of the graph copied to its inputs. On a GPU come one copy, two launches and a graph's on top, and one
+copy back. With `--before`, another tree of this repository takes turns with this one.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,7 +32,10 @@ from specdec.engine.engine import LLMEngine
 from specdec.execution import graph_capture
 from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.triton.attention_plan import AttentionGeometry
+from specdec.kernels.triton.walks import DeviceWalks
+from specdec.kernels.types.draft_trees import Walks
 from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.types import Walk
 from specdec.models.llama import LlamaModel, LlamaWeights
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.text.detokenizer import Detokenizer
@@ -69,7 +73,9 @@ def engine_of(batch: int, context: int) -> LLMEngine:
     for parameter in weights.parameters():
         torch.nn.init.zeros_(parameter)
     weights.requires_grad_(False).eval()
+    walks: Any = DeviceWalks(no_argmax, no_walk, no_walk)
     kernels = choose_kernels("torch", device, torch.float32, GumbelNoise(device))
+    kernels = replace(kernels, walks=Walks(walks.coupled_walk))
     settings = EngineConfig(
         dtype="float32",
         device="cpu",
@@ -92,6 +98,16 @@ def engine_of(batch: int, context: int) -> LLMEngine:
     )
     graph_capture.capture_passes(runner, lambda _: lambda: None, limits)
     return engine
+
+
+def no_argmax(scores: Tensor, *_: Any) -> Tensor:
+    """Return token 0 for each row."""
+    return scores.new_zeros(len(scores), dtype=torch.int64)
+
+
+def no_walk(emitted: Tensor, *_: Any) -> Walk:
+    """Return token 0 after each root, as trees before `7e777127` ask for it in plain steps."""
+    return Walk(emitted.new_full((len(emitted), 1), -1), *[torch.zeros_like(emitted)] * 2)
 
 
 def seconds_of(batch: int, context: int) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -70,21 +71,22 @@ class TreeBatch:
         """
         sizes = [*trees.sizes, *[0] * (len(parts) - len(trees.sizes))]
         words = max(least_words, ceil_div(max(sizes), WORD_BITS))
-        tokens, positions, slots, visible, node_rows, logit_rows, starts, sources = (list[int]() for _ in range(8))
-        ancestors: list[list[int]] = []
+        tokens, positions, slots, visible, ancestors, node_rows, logit_rows, starts = (list[int]() for _ in range(8))
+        sources: list[int] = []
         for row, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             start, known = len(tokens), len(part.tokens)
             end = part.num_cached + known
             starts.append(start)
             tokens += part.tokens
             positions += range(part.num_cached - first, end - first)
-            ancestors += [[0] * words] * known
+            ancestors += [0] * (words * known)
             if size:
                 nodes = trees.host_nodes(row)
                 node_rows += range(start + known, start + known + size)
                 tokens += nodes.tokens
                 positions += [end - 1 - first + depth for depth in nodes.depths]
-                ancestors += [split_words(bits, words) for bits in nodes.ancestors]
+                for bits in nodes.ancestors:
+                    ancestors += split_words(bits, words)
             entries = slots_of(part.block_table, part.num_cached - first, end + size, block_size)
             slots += entries[first:]
             if first:
@@ -98,17 +100,16 @@ class TreeBatch:
         # Last, so that what a graph takes besides follows it.
         image = None if layout is None else packet.begin(layout)
         # In the order of `row_layout`.
-        own_tokens, own_positions, own_slots, own_visible, own_ancestors = map(
-            packet.add, (tokens, positions, slots, visible, ancestors)
+        own_tokens, own_positions, own_slots, own_visible, own_ancestors, *before = packet.add_lists(
+            tokens, positions, slots, visible, ancestors, *([sources] if first else [])
         )
-        before = packet.add(sources) if first else None
         rows = RaggedRows(
             query_lens=[len(part.tokens) + size for part, size in zip(parts, sizes, strict=True)],
             lengths=[part.num_cached + len(part.tokens) + size for part, size in zip(parts, sizes, strict=True)],
             tree_starts=[part.num_cached + len(part.tokens) for part in parts],
             block_tables=tables,
             visible=own_visible,
-            ancestors=own_ancestors,
+            ancestors=own_ancestors.view(-1, words),
             block_size=block_size,
             first=first,
             firsts=firsts,
@@ -122,11 +123,12 @@ class TreeBatch:
             rows=rows,
             logit_rows=wanted,
             row_starts=tuple(starts),
-            sources=before,
+            sources=before[0] if before else None,
         )
         return PackedBatch(batch, completion, image)
 
 
+@lru_cache(maxsize=1024)
 def row_layout(tokens: int, words: int, first: int = 0) -> PacketLayout:
     """Return how the rows of a batch lie in a packet: tokens, positions, slots, what each sees, ancestors, sources."""
     layout = PacketLayout()

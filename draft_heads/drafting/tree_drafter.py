@@ -165,7 +165,7 @@ class TreeDrafter(LevelLoops[State]):
         if not kept:
             return None
         nodes, walked = trees.nodes(packet), [places[k] for k in kept]
-        rows_of, firsts = packet.add(walked), packet.add(first_nodes(trees, walked))
+        rows_of, firsts = packet.add_lists(walked, first_nodes(trees, walked))
         loops, start = list[tuple[slice, bool, tuple[Any, ...], Callable[[], Any]]](), 0
         for own, drawn, graphs in groups:
             chosen = [rows[k] for k in own]

@@ -82,7 +82,7 @@ class TreeBounds(NamedTuple):
         ends = [branching * (1 + level * branching) for level in range(depth)]
         reach = [ends[min(deepest, depth) - 1] if deepest > 0 else 0 for deepest in max_depths]
         sizes = [min(budget, within) for budget, within in zip(budgets, reach, strict=True)]
-        return TreeBounds(sizes, most, *map(packet.add, (reach, sizes)))
+        return TreeBounds(sizes, most, *packet.add_lists(reach, sizes))
 
 
 class Searched(NamedTuple):

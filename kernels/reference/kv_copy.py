@@ -22,7 +22,7 @@ def entry_moves(parts: Sequence[Tensor], move: Callable[[Tensor, Tensor, Tensor]
 
     def moves(source: Sequence[int], target: Sequence[int]) -> None:
         packet = Packet(parts[0].device)
-        sources, targets = packet.add(source), packet.add(target)
+        sources, targets = packet.add_lists(source, target)
         packet.send()
         for part in parts:
             move(part, sources, targets)

@@ -78,7 +78,7 @@ class DeviceTables:
             # A table that ends before is one with blocks for drafts behind it.
             numbers += [self._null_block] * (row.end - known - len(own))
             row.known, row.end = known + len(own), 0
-        sent = packet.add(places), packet.add(numbers)
+        sent = packet.add_lists(places, numbers)
         return lambda: self._write(*sent)
 
     def _write(self, places: Tensor, numbers: Tensor) -> None:

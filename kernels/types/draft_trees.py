@@ -80,13 +80,13 @@ class HostTrees:
         """Return what returns all nodes, tree after tree, once the packet is sent."""
         words = max(1, ceil_div(max(self.sizes, default=0), WORD_BITS))
         trees = self.trees
-        bits = [split_words(bits, words) for tree in trees for bits in tree.ancestors]
-        found = NodeTensors(
-            tokens=packet.add([token for tree in trees for token in tree.tokens]),
-            depths=packet.add([depth for tree in trees for depth in tree.depths]),
-            parents=packet.add([parent for tree in trees for parent in tree.parents]),
-            ancestors=packet.add(bits).view(-1, words),
+        tokens, depths, parents, ancestors = packet.add_lists(
+            [token for tree in trees for token in tree.tokens],
+            [depth for tree in trees for depth in tree.depths],
+            [parent for tree in trees for parent in tree.parents],
+            [word for tree in trees for bits in tree.ancestors for word in split_words(bits, words)],
         )
+        found = NodeTensors(tokens, depths, parents, ancestors.view(-1, words))
         return lambda: found
 
     def paths(self, row: int, device: torch.device) -> Tensor:

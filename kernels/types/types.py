@@ -69,7 +69,7 @@ class NoiseColumns(NamedTuple):
     def of(keys: Sequence[NoiseKey | None], packet: Packet) -> "NoiseColumns":
         """Return the keys on a device, once the packet is sent; 0 where a row has no noise."""
         numbers = [[0 if key is None else key[part] for key in keys] for part in range(3)]
-        seeds, indices, positions = map(packet.add, numbers)
+        seeds, indices, positions = packet.add_lists(*numbers)
         return NoiseColumns(seeds, indices, positions, packet.add([key is not None for key in keys], torch.bool))
 
 

@@ -14,6 +14,8 @@ from torch import Tensor
 CHUNK = 1 << 20
 # Bytes at whose multiples parts begin, so that kernels are compiled for aligned addresses alone.
 ALIGNMENT = 16
+# The same as int64.
+NUMBERS_ALIGNED = ALIGNMENT // 8
 # Of the numbers that a packet takes.
 NUMPY_DTYPES = {
     torch.int64: np.int64,
@@ -100,6 +102,20 @@ class Packet:
         part: NDArray[Any] = np.ascontiguousarray(numbers, NUMPY_DTYPES[dtype])
         size = _aligned(max(part.size, least) * dtype.itemsize)
         return self._chunk_for(size).add(part, dtype, size)
+
+    def add_lists(self, *lists: Sequence[int]) -> list[Tensor]:
+        """Return an int64 tensor of each list; see `add`. They lie as if added one by one.
+
+        A step has many short lists, and to add one takes the host longer than to write its numbers.
+        """
+        numbers: list[int] = []
+        sizes: list[int] = []
+        for one in lists:
+            padding = -len(one) % NUMBERS_ALIGNED
+            numbers += one
+            numbers += [0] * padding
+            sizes += len(one), padding
+        return [*self.add(numbers).split_with_sizes(sizes)[::2]]
 
     def begin(self, layout: PacketLayout) -> Tensor:
         """Return the bytes of the parts that are added next, which lie as in a layout.

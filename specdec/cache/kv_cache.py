@@ -174,8 +174,7 @@ class KVCache:
                 transfers.start_load_kv([move.source for move in run], [move.target for move in run])
                 continue
             packet = Packet(self.target.device)
-            sources = packet.add([move.source for move in run])
-            targets = packet.add([move.target for move in run])
+            sources, targets = packet.add_lists([move.source for move in run], [move.target for move in run])
             packet.send()
             if run[0].kind == MoveKind.COPY:
                 features = None if self.features is None else self.features[None]

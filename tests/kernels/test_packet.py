@@ -74,6 +74,24 @@ def test_parts_arrive_as_they_were_added(before: list[Part], inside: list[Part],
         assert not gpu.waits
 
 
+@given(st.lists(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=5), min_size=1, max_size=5))
+def test_lists_lie_as_if_added_one_by_one(lists: list[list[int]]) -> None:
+    with pytest.MonkeyPatch.context() as patch, simulated_gpu(patch) as gpu:
+        for device in (CPU, GPU):
+            gpu.counts.take()
+            packet, layout = Packet(device), PacketLayout()
+            for one in lists:
+                layout.add(len(one))
+            image = packet.begin(layout)
+            found = packet.add_lists(*lists)
+            packet.send()
+            assert [own.tolist() for own in map(raw, found)] == lists
+            assert gpu.counts.take().get("upload", 0) <= 1
+            memory = torch.zeros(layout.size, dtype=torch.uint8, device=device)
+            memory.copy_(image)
+            assert [own.tolist() for own in map(raw, layout.views(memory))] == lists
+
+
 def test_parts_of_any_size_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than fit into a piece of memory, and one that is larger than such a piece."""
     sizes: list[Any] = [CHUNK // 16, CHUNK // 4, 3, CHUNK // 16, 1]
