@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -31,6 +31,7 @@ from tests.kernels.attention_cases import climb
 from tests.profiles import num_cases
 from tests.quantized_checkpoints import quantize_folder
 from tests.quantized_rows import random_rows
+from tests.roundings import close_calls
 from tests.specdec.chunked_pass import CPU, chunked_logits, random_tokens
 from tests.specdec.models.published_configs import TWINS
 from tests.strategies import draft_trees, shuffled_tables
@@ -106,11 +107,13 @@ def test_logits_of_trees_equal_the_twins_of_each_path(
         ]
         logits = runner.forward(rows, HostTrees([tree for *_, tree in requests])).double()
     expected = list[Tensor]()
-    for text, (cached, _, tree) in zip(texts, requests, strict=True):
-        expected += twin(torch.tensor([text])).logits[0, cached:]
-        for node in range(len(tree)):
-            path = [tree.tokens[above] for above in climb(tree, node)]
-            expected.append(twin(torch.tensor([[*text, *path]])).logits[0, -1])
+    with close_calls(twin) as close:
+        for text, (cached, _, tree) in zip(texts, requests, strict=True):
+            expected += twin(torch.tensor([text])).logits[0, cached:]
+            for node in range(len(tree)):
+                path = [tree.tokens[above] for above in climb(tree, node)]
+                expected.append(twin(torch.tensor([[*text, *path]])).logits[0, -1])
+    assume(dtype != torch.float64 or not any(close))
     assert (logits - torch.stack(expected)).abs().max() < tolerance
 
 
