@@ -22,7 +22,7 @@ from specdec.kernels.native.library import Library, processor_forms
 from specdec.kernels.native.operations import NativeProjection
 
 SHAPES = [(4096, 1024), (1024, 4096)]
-ROWS = (1, 2, 4, 8, 16)
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 COPIES = 24
 SUMMED = 2**26  # float32 numbers, 256 MiB
 

@@ -24,9 +24,12 @@ INLINE void multiply_tile(const product *p, int kind, int rows, int blocks, int6
 
 /* Return how many blocks fit in registers beside so many rows. */
 INLINE int blocks_of_tile(int kind, int rows) {
-    const int most_in_avx2 = kind >= INT8 ? 1 : 3;
+    const int most_in_avx2 = kind >= INT8 ? 1 : 2;
     return LANES == 4 ? 1 : LANES == 8 ? (rows > most_in_avx2 ? 1 : 2) : (rows > 4 ? 2 : 4);
 }
+
+/* Return how many rows a tile has at most. Numbers of 4 bits, and of 8 with an exponent, need registers themselves. */
+INLINE int most_rows_of(int64_t kind) { return LANES == 8 && (kind == UINT4 || kind == FLOAT8) ? 5 : MOST_ROWS; }
 
 /* Multiply one tile of rows with the whole tiles of a range of blocks. Return the first block that is left. */
 INLINE int64_t multiply_rows(const product *p, int kind, int rows, int64_t row, int64_t begin, int64_t end) {
@@ -95,7 +98,7 @@ static void multiply(const product *p, int64_t begin, int64_t end) {
         return;
     }
 #endif
-    const int64_t tiles = (p->rows + MOST_ROWS - 1) / MOST_ROWS;
+    const int64_t most = most_rows_of(p->weight->kind), tiles = (p->rows + most - 1) / most;
     const int64_t step = tiles == 1 ? end - begin : 4;
     for (int64_t block = begin; block < end; block += step) {
         int64_t last = block + step < end ? block + step : end;

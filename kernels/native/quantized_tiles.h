@@ -35,19 +35,16 @@ INLINE void multiply_group(const product *p, int kind, int rows, int blocks, int
             }
 #else
             UNROLLED
-            for (int half = 0; half < 2; half++) {
-                vf w[MOST_BLOCKS * PARTS];
+            for (int half = 0; half < 2; half++)
                 UNROLLED
-                for (int v = 0; v < blocks * PARTS; v++) {
-                    const char *bytes = here + v / PARTS * block_bytes + half * BLOCK + v % PARTS * LANES;
-                    w[v] = kind == UINT4 ? nibbles_of(words[v], 16 * half) : load_8bits(bytes, kind);
-                }
-                UNROLLED
-                for (int r = 0; r < rows; r++)
+                for (int b = 0; b < blocks; b++) {
+                    vf w[PARTS];
                     UNROLLED
-                    for (int v = 0; v < blocks * PARTS; v++)
-                        part[r][v] = fma_(w[v], splat(x_at(&x, r, half)), part[r][v]);
-            }
+                    for (int v = 0; v < PARTS; v++)
+                        w[v] = kind == UINT4 ? nibbles_of(words[b * PARTS + v], 16 * half)
+                                             : load_8bits(here + b * block_bytes + half * BLOCK + v * LANES, kind);
+                    add_products(&x, half, rows, b * PARTS, w, part);
+                }
 #endif
             if (kind == UINT4)
                 UNROLLED

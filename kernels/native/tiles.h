@@ -10,7 +10,7 @@ enum {
 #if defined(FORM_AVX512)
     MOST_ROWS = 9,
 #elif defined(FORM_AVX2)
-    MOST_ROWS = 5,
+    MOST_ROWS = 6,
 #else
     MOST_ROWS = 3,
 #endif
@@ -90,6 +90,23 @@ INLINE void advance(tile_rows *x, size_t bytes) {
     }
 }
 
+/* Add the products of a block's weights with an input of each row to its vectors from `first` on. */
+INLINE void add_products(const tile_rows *x, int half, int rows, int first, const vf w[PARTS],
+                         vf sum[MOST_ROWS][MOST_BLOCKS * PARTS]) {
+    UNROLLED
+    for (int r = 0; r < rows; r++) {
+        UNROLLED
+        for (int v = 0; v < PARTS; v++)
+            sum[r][first + v] = fma_(w[v], splat(x_at(x, r, half)), sum[r][first + v]);
+#if defined(FORM_AVX2)
+        /* Row by row. Left to themselves, compilers mix rows and halves, and keep sums in memory. */
+        UNROLLED
+        for (int v = 0; v < PARTS; v++)
+            __asm__ volatile("" : "+x"(sum[r][first + v]));
+#endif
+    }
+}
+
 #if defined(FORM_PAIRS)
 /* sum + w * x, for a pair of x. */
 INLINE vf multiply_pairs(vf sum, __m512bh w, const void *x) {
@@ -108,11 +125,12 @@ INLINE void multiply_floats(const product *p, int kind, int rows, int blocks, in
         UNROLLED
         for (int half = 0; half < 2; half++)
             UNROLLED
-            for (int v = 0; v < blocks * PARTS; v++) {
-                vf w = load_as(weight + v / PARTS * block_bytes + ((k + half) * BLOCK + v % PARTS * LANES) * size, kind);
+            for (int b = 0; b < blocks; b++) {
+                vf w[PARTS];
                 UNROLLED
-                for (int r = 0; r < rows; r++)
-                    sum[r][v] = fma_(w, splat(x_at(&x, r, half)), sum[r][v]);
+                for (int v = 0; v < PARTS; v++)
+                    w[v] = load_as(weight + b * block_bytes + ((k + half) * BLOCK + v * LANES) * size, kind);
+                add_products(&x, half, rows, b * PARTS, w, sum);
             }
 }
 
@@ -142,12 +160,14 @@ INLINE void multiply_bfloat16(const product *p, int rows, int blocks, int64_t ro
             UNROLLED
             for (int half = 0; half < 2; half++)
                 UNROLLED
-                for (int v = 0; v < blocks * PARTS; v++) {
-                    vu pairs = load_bits(weight + v / PARTS * block_bytes + k * 32 + v % PARTS * 4 * LANES);
-                    vf w = (vf)(half ? pairs & 0xffff0000u : pairs << 16);
+                for (int b = 0; b < blocks; b++) {
+                    vf w[PARTS];
                     UNROLLED
-                    for (int r = 0; r < rows; r++)
-                        sum[r][v] = fma_(w, splat(x_at(&x, r, half)), sum[r][v]);
+                    for (int v = 0; v < PARTS; v++) {
+                        vu pairs = load_bits(weight + b * block_bytes + k * 32 + v * 4 * LANES);
+                        w[v] = (vf)(half ? pairs & 0xffff0000u : pairs << 16);
+                    }
+                    add_products(&x, half, rows, b * PARTS, w, sum);
                 }
 #endif
         }
