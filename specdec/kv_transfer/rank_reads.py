@@ -1,5 +1,6 @@
 """Reads of blocks by all ranks: what they are asked for, and what every one of them has done. Pure Python."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -45,11 +46,12 @@ class RankReads:
     def __init__(self, own: Stores, num_ranks: int, num_drafting: int) -> None:
         self._own, self._num_ranks, self._num_drafting = own, num_ranks, num_drafting
         self._meta = ReadMeta([], [])
-        # By job: the blocks that are being filled, and by rank the answers that have been given.
+        # By job: the blocks that are being filled.
         self._blocks: dict[int, Sequence[int]] = {}
-        self._answers: dict[int, dict[int, Found | Fetched]] = {}
-        # By result: how many of these each rank has given beyond those that all have given.
-        self._saved: dict[Saved, list[int]] = {}
+        # By kind and rank: what a rank has done and not all have.
+        self._ended: dict[str, list[deque[Result]]] = {
+            kind: [deque() for _ in range(num_ranks)] for kind in ("read", "written", "copied")
+        }
         # Time of the coming step, and by rank whether its stores answer.
         self.clock = 0.0
         self.are_up = [True] * num_ranks
@@ -90,34 +92,33 @@ class RankReads:
         return meta
 
     def agree(self, rank: int, results: Iterable[Result]) -> list[Result]:
-        """Return what every rank has done, now that one has done this."""
+        """Return what every rank has done, now that one has done this.
+
+        Reads end in their order on each rank, and so do copies and writes. So the next of a kind that all have done is
+        the same one on all.
+        """
         agreed: list[Result] = []
         for result in results:
-            agreed += self._save(rank, result) if isinstance(result, Saved) else self._answer(rank, result)
+            if isinstance(result, Saved):
+                by_rank = self._ended["written" if result.is_written else "copied"]
+            else:
+                by_rank = self._ended["read"]
+                self._num_open[rank] -= 1
+                self._since[rank] = self.clock
+            by_rank[rank].append(result)
+            if all(by_rank):
+                agreed.append(self._of_all([own.popleft() for own in by_rank]))
         return agreed
 
-    def _save(self, rank: int, saved: Saved) -> list[Saved]:
-        counts = self._saved.setdefault(saved, [0] * self._num_ranks)
-        counts[rank] += 1
-        if not all(counts):
-            return []
-        counts[:] = [count - 1 for count in counts]
-        if not any(counts):
-            del self._saved[saved]
-        return [saved]
-
-    def _answer(self, rank: int, answer: Found | Fetched) -> list[Found | Fetched]:
-        self._num_open[rank] -= 1
-        self._since[rank] = self.clock
-        by_rank = self._answers.setdefault(answer.job, {})
-        by_rank[rank] = answer
-        if len(by_rank) < self._num_ranks:
-            return []
-        del self._answers[answer.job]
-        answers = [by_rank[rank] for rank in range(self._num_ranks)]
-        if counts := [each.num_blocks for each in answers if isinstance(each, Found)]:
-            return [Found(answer.job, min(counts))]
-        return [self._fetched(answer.job, [each for each in answers if isinstance(each, Fetched)])]
+    def _of_all(self, results: Sequence[Result]) -> Result:
+        """Return what all ranks have done of one thing."""
+        first = results[0]
+        if isinstance(first, Found):
+            return Found(first.job, min(each.num_blocks for each in results if isinstance(each, Found)))
+        if isinstance(first, Fetched):
+            return self._fetched(first.job, [each for each in results if isinstance(each, Fetched)])
+        assert all(each == first for each in results), "a rank has saved blocks in another order"
+        return first
 
     def _fetched(self, job: int, answers: Sequence[Fetched]) -> Fetched:
         """Return the parts that came to all ranks that have them, and have others cleared in blocks that are of use.
