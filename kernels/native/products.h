@@ -80,6 +80,14 @@ FOR_ROWS(UINT4)
 FOR_ROWS(FLOAT8)
 #undef FOR_ROWS
 
+/* Return the first row of a tile. Rows are dealt out evenly, but for AVX2's tiles of floats: one of 4 rows has too few sums
+   to keep the processor busy, one of 2 has another block's. */
+INLINE int64_t first_row_of(const product *p, int64_t tile, int64_t tiles) {
+    if (LANES == 8 && p->weight->kind < INT8)
+        return tile < tiles ? MOST_ROWS * tile : p->rows;
+    return p->rows * tile / tiles;
+}
+
 /* Multiply all rows with the blocks `begin` to `end`; few blocks at a time, so that those stay in the cache. */
 static void multiply(const product *p, int64_t begin, int64_t end) {
 #if defined(FORM_AMX)
@@ -103,8 +111,8 @@ static void multiply(const product *p, int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; block += step) {
         int64_t last = block + step < end ? block + step : end;
         for (int64_t tile = 0; tile < tiles; tile++) {
-            int64_t row = p->rows * tile / tiles;
-            int rows = (int)(p->rows * (tile + 1) / tiles - row);
+            int64_t row = first_row_of(p, tile, tiles);
+            int rows = (int)(first_row_of(p, tile + 1, tiles) - row);
             switch (p->weight->kind) {
             case FLOAT32: multiply_FLOAT32(p, rows, row, block, last); break;
             case BFLOAT16: multiply_BFLOAT16(p, rows, row, block, last); break;
