@@ -6,7 +6,6 @@ differ, such as a measured time, is decided by the first one.
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from multiprocessing.connection import Connection
@@ -17,6 +16,7 @@ import torch
 from specdec.core.errors import QueueFullError
 from specdec.parallel.rank_group import LOOPBACK, Store
 from specdec.parallel.rank_layout import RankGroups, RankLayout, join_groups
+from specdec.parallel.work_time import worked_seconds
 
 T = TypeVar("T")
 # Errors of a command that cannot be carried out, which changes nothing.
@@ -219,10 +219,10 @@ class OtherRank:
             self._has_ended.set()
 
     def _beat(self, end: Callable[[int], object]) -> None:
-        num_idle, spent = 0, time.process_time()
+        num_idle, spent = 0, worked_seconds()
         with suppress(OSError):
             while not self._has_ended.wait(BEAT):
-                spent_before, spent = spent, time.process_time()
+                spent_before, spent = spent, worked_seconds()
                 is_idle = self._is_watched and not self._is_waiting() and spent - spent_before < LEAST_WORK
                 num_idle = num_idle + 1 if is_idle else 0
                 if num_idle == MOST_IDLE:
