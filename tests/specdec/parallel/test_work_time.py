@@ -31,7 +31,7 @@ def work() -> float:
 
 
 def test_work_counts_and_loops_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert work() >= 0.05
+    assert work() > 0.045
     own = threading.get_native_id()
     monkeypatch.setattr(work_time, "gloo_loops", lambda: [own])
     assert work() < 0.04
