@@ -1,4 +1,4 @@
-"""How long this process has worked, by its processor time."""
+"""Processor time of this process, without that of gloo's waiting threads."""
 
 import time
 from contextlib import suppress
