@@ -9,8 +9,7 @@ cache has lost them meanwhile. Each round has its own `cache_salt`, so it finds 
 from the page cache. Counted: prompt tokens that passed the target. Tokens and tau must be those of recomputation.
 
 Copies: milliseconds for the blocks of one prompt from the cache to host memory and back, as at the end of a step and in
-swapping, and their share of the prompt's computation, by the fastest of the rounds. Copying layer by layer beside the
-computation can save no more.
+swapping, and their share of the prompt's computation, by the fastest of the rounds.
 """
 
 import argparse

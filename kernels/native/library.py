@@ -27,7 +27,6 @@ BLOCK = 16
 # Parts of an adapted product.
 MOST_PARTS = 3
 # Called with the number of a layer.
-BEFORE_LAYER = ctypes.CFUNCTYPE(None, c_int64)
 # Forms of the library, the slowest first.
 FORMS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 NOT_BUILT = "the native kernels are not built: install a C compiler (gcc or clang), and specdec once more"
@@ -127,7 +126,6 @@ class PassFields(Structure):
     _fields_ = [
         *_fields(c_int64, "requests table_blocks block_size kv_bytes kv_kind slot_bytes"),
         *_fields(c_void_p, "tokens cached known nodes scored tables parents rotary kv kv_scales feature_cache logits"),
-        ("before_layer", BEFORE_LAYER),
         ("spans", c_int64),
         ("adapted", c_void_p),
     ]

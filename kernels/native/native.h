@@ -133,7 +133,6 @@ typedef struct {
     const float *kv_scales; /* [layers][2 * kv_heads] of the checkpoint, or NULL */
     void *feature_cache;    /* [slots][hidden] of the feature, or NULL */
     void *logits;           /* [scored tokens and nodes][vocabulary] */
-    void (*before_layer)(int64_t layer); /* called before each layer and behind the last, or NULL */
     int64_t spans;
     const adapter_rows *adapted; /* [spans] */
 } pass;

@@ -103,8 +103,6 @@ static int run_pass(context *c, const target *t, const pass *p) {
     for (int64_t row = 0; row < count; row++)
         embed(t->embedding, t->packed_embedding, t->hidden, p->tokens[row], stream + row * row_bytes, c->dtype);
     for (int64_t l = 0; l <= t->layers; l++) {
-        if (p->before_layer)
-            p->before_layer(l);
         for (int64_t tap = 0; tap < t->taps; tap++)
             if (t->tap[tap] == l)
                 memcpy(taps + tap * part, stream, part);

@@ -1,12 +1,11 @@
 """A pass of the target by the compiled library, packing included."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from sys import getrefcount
 
 from torch import Tensor
 
 from specdec.kernels.native.library import (
-    BEFORE_LAYER,
     Library,
     MatrixFields,
     PassFields,
@@ -21,7 +20,6 @@ from specdec.kernels.native.operations import NativeLayer, NativeProjection, emb
 from specdec.kernels.types.fused import TargetCache, TargetWeights
 from specdec.kernels.types.tree import DraftTree, TreeRow
 
-NO_CALLS = BEFORE_LAYER()
 NO_FEATURES, STATES_AS_FEATURES, TAPS_AS_FEATURES = range(3)
 # Rows of logits at most whose memory is kept: beside larger passes a new tensor costs nothing.
 MOST_KEPT = 16
@@ -65,7 +63,6 @@ class NativeTarget:
             kv=kv,
             kv_scales=scales,
             feature_cache=features_kept,
-            before_layer=NO_CALLS,
         )
         self._target = TargetFields(
             weights.embedding.shape[1],
@@ -82,9 +79,7 @@ class NativeTarget:
             feature,
         )
 
-    def __call__(
-        self, rows: Sequence[TreeRow], trees: Sequence[DraftTree], before_layer: Callable[[int], None] | None = None
-    ) -> Tensor:
+    def __call__(self, rows: Sequence[TreeRow], trees: Sequence[DraftTree]) -> Tensor:
         """See `FusedTarget`."""
         tables, blocks = padded_tables([row.block_table for row in rows])
         packed, parents = list[int](), list[int]()
@@ -105,14 +100,7 @@ class NativeTarget:
             given.spans, given.adapted = len(spans) // 3, address_of(spans)
         logits = self._logits_of(sum(scored) + len(parents))
         given.logits = self._address
-        if before_layer is None:
-            self.library.target_pass(self._target, given)
-        else:
-            calls = _Calls(before_layer)
-            given.before_layer = calls.pointer
-            self.library.target_pass(self._target, given)
-            given.before_layer = NO_CALLS
-            calls.check()
+        self.library.target_pass(self._target, given)
         # Until here the library reads them.
         del kept, spans
         return logits
@@ -129,28 +117,3 @@ class NativeTarget:
             self._address = logits.data_ptr()
             self._logits, self._rows = (logits, rows) if rows <= MOST_KEPT else (self._none, 0)
         return logits
-
-
-class _Calls:
-    """Calls of a Python function by the library, which no exception can pass through.
-
-    Attributes:
-        pointer: what the library calls.
-    """
-
-    def __init__(self, function: Callable[[int], None]) -> None:
-        self._function = function
-        self._error: BaseException | None = None
-        self.pointer = BEFORE_LAYER(self._call)
-
-    def _call(self, layer: int) -> None:
-        if self._error is None:
-            try:
-                self._function(layer)
-            except BaseException as error:
-                self._error = error
-
-    def check(self) -> None:
-        """Raise the function's first error, after which it is not called again."""
-        if self._error is not None:
-            raise self._error

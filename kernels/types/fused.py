@@ -134,13 +134,8 @@ class TargetCache(NamedTuple):
 class FusedTarget(Protocol):
     """A target's pass in one call: packing, layers, features, logits."""
 
-    def __call__(
-        self, rows: Sequence[TreeRow], trees: Sequence[DraftTree], before_layer: Callable[[int], None] | None = None
-    ) -> Tensor:
+    def __call__(self, rows: Sequence[TreeRow], trees: Sequence[DraftTree]) -> Tensor:
         """Run the pass over chains, each with its tree behind it; store keys, values and features in the cache.
-
-        Args:
-            before_layer: called with the number of each layer before it runs, and with their count behind the last.
 
         Returns:
             Logits `[sum of (num_scored + nodes), vocab_size]`.

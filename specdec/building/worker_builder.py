@@ -246,7 +246,7 @@ class WorkerBuilder:
         keys = partial(block_keys, config, cache, self.head, rank)
         context = ConnectorContext(caches, cache.block_size, keys, block_bytes, rank)
         connector = make_connector(config.kv_transfer_config, context)
-        cache.transfers = connector
+        cache.load = connector.start_load_kv
         return connector
 
     def _verifier(self) -> Verifier:

@@ -1,7 +1,7 @@
 """Tensors of the paged cache: keys and values of all layers, and features, allocated once."""
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,31 +15,6 @@ from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.pinned_memory import host_empty
 from specdec.kernels.types.types import DraftedEntries, TokenTargets, Walk
 from specdec.kernels.types.upload import Packet
-
-
-class BlockTransfers(Protocol):
-    """Transfers of blocks between the cache and other memory, by the names of vLLM's connectors."""
-
-    def start_load_kv(self, sources: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Copy blocks to the device, in the order of its work; of the target perhaps later, layer by layer."""
-        ...
-
-    def wait_for_load(self) -> None:
-        """Copy what of these blocks has not been copied."""
-        ...
-
-    @property
-    def has_layer_transfers(self) -> bool:
-        """True if the coming pass must call `wait_for_layer_load` and `save_kv_layer`."""
-        ...
-
-    def wait_for_layer_load(self, layer: int) -> None:
-        """Return when the loaded blocks of this layer of the target are in place. The layer has not begun."""
-        ...
-
-    def save_kv_layer(self, layer: int) -> None:
-        """Begin to copy this layer of the target from the device. The layer is done."""
-        ...
 
 
 class KVDtypes(NamedTuple):
@@ -76,7 +51,8 @@ class KVCache:
         target_scales: float32 `[layers, 2 * kv_heads]`, of codes, from the checkpoint; None: see `kv_entries.quantize`.
         null_block: index of the null block.
         parts: the three by name ("target", "head", "features"), each as `[blocks, ...]`; of codes, whole slots.
-        transfers: what fills the blocks of moves of the kind `LOAD`, and copies blocks during a pass; None for nothing.
+        load: copies a connector's blocks (sources) to the device's (targets), for moves of the kind `LOAD`; None
+            without a connector.
 
     Args:
         dtype: of features, and of keys and values that are not quantised.
@@ -129,7 +105,7 @@ class KVCache:
         self._blocks = list(self.parts.values())
         moved = [self._target.memory] if self.features is None else [self._target.memory, self.features[None]]
         self._moves = kernels.entry_moves(moved)
-        self.transfers: BlockTransfers | None = None
+        self.load: Callable[[Sequence[int], Sequence[int]], None] | None = None
         self._host = [host_empty((num_host_blocks, *part.shape[1:]), part.dtype, device) for part in self._blocks]
 
     def null_block_table(self, num_tokens: int) -> list[int]:
@@ -163,15 +139,10 @@ class KVCache:
 
     def apply_moves(self, moves: Sequence[BlockMove]) -> None:
         """Copy whole blocks of target, head and features in the order given."""
-        transfers, is_loading = self.transfers, False
         for run in runs_of(moves):
-            if is_loading and transfers is not None:
-                # This run may touch what the one before it loads.
-                transfers.wait_for_load()
-            is_loading = run[0].kind == MoveKind.LOAD
-            if is_loading:
-                assert transfers is not None
-                transfers.start_load_kv([move.source for move in run], [move.target for move in run])
+            if run[0].kind == MoveKind.LOAD:
+                assert self.load is not None
+                self.load([move.source for move in run], [move.target for move in run])
                 continue
             packet = Packet(self.target.device)
             sources, targets = packet.add_lists([move.source for move in run], [move.target for move in run])

@@ -225,15 +225,6 @@ class KVCacheManager:
             request.num_draft_cached = max(request.num_draft_cached, start)
             request.num_marked = max(request.num_marked, count)
 
-    def completed_blocks(self, request: Request, num_known: int) -> list[PublishedBlock]:
-        """Return the blocks that `commit` will publish once this many known tokens more are cached."""
-        if not self.enable_prefix_caching:
-            return []
-        self.hash_blocks(request)
-        size, cached, table = self.block_size, request.num_cached, request.block_table
-        places = range(cached // size, (cached + num_known) // size)
-        return [PublishedBlock(table[place], request.block_hashes[place], True, False) for place in places]
-
     def catch_up(self, request: Request) -> None:
         """Advance `num_draft_cached` over what the draft head need not read.
 

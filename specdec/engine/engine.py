@@ -343,8 +343,6 @@ class LLMEngine:
         # Rows of one adapter side by side, so that they are multiplied together.
         rows.sort(key=_adapter_place)
         order = self._order(plan)
-        if self.connector is not None:
-            self.connector.start_save_kv(self.connector.build_layer_meta(self.scheduler.upcoming_blocks(plan)))
         self.executor.step(order)
         if meanwhile is not None:
             meanwhile()

@@ -1,7 +1,6 @@
 """The target's forward pass over a packed batch, the only one in the engine."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -22,8 +21,6 @@ from specdec.verify.tree_batch import TreeBatch
 if TYPE_CHECKING:
     # It brings Triton's kernels, which an engine on plain torch does without.
     from specdec.verify.pass_graphs import PassGraphs
-
-BeforeLayer = Callable[[int], None]
 
 
 class PreparedPass(Protocol):
@@ -106,11 +103,11 @@ class ModelRunner:
         cache. A stage before the last sends its output to the next one, and has no logits. Rows of one token each may
         be prepared before the host knows their tokens: the pass takes them, int64 `[rows]`, on the device, -1 for none.
         """
-        before_layer, one_call = self._layer_transfers(), self.one_call
+        one_call = self.one_call
         if one_call is not None:
-            return lambda tokens=None: one_call(_with_tokens(parts, tokens), trees.read(), before_layer)
+            return lambda tokens=None: one_call(_with_tokens(parts, tokens), trees.read())
         groups = micro_batches(parts, trees, self.model.num_stages)
-        passes = [self._prepare_group(*group, before_layer, packet) for group in groups]
+        passes = [self._prepare_group(*group, packet) for group in groups]
 
         def run(tokens: Tensor | None = None) -> Tensor:
             states = [group(tokens) for group in passes]
@@ -123,27 +120,10 @@ class ModelRunner:
 
         return run
 
-    def _layer_transfers(self) -> BeforeLayer | None:
-        """Return what moves blocks between the layers of the coming pass; None where nothing does."""
-        transfers, num_layers = self.cache.transfers, len(self.cache.target_layers)
-        if transfers is None or not transfers.has_layer_transfers:
-            return None
-
-        def before_layer(layer: int) -> None:
-            if layer > 0:
-                transfers.save_kv_layer(layer - 1)
-            if layer < num_layers:
-                transfers.wait_for_layer_load(layer)
-
-        return before_layer
-
-    def _prepare_group(
-        self, parts: Sequence[TreeRow], trees: DraftTrees, before_layer: BeforeLayer | None, packet: Packet
-    ) -> PreparedPass:
+    def _prepare_group(self, parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet) -> PreparedPass:
         """Return the decoder's pass, to what logits are made of, `[sum of (num_scored + nodes), hidden_size]`."""
-        # A graph is replayed as a whole.
-        graphs = self.graphs if before_layer is None else None
-        run: Callable[[TreeBatch], Tensor] = partial(self.features, before_layer=before_layer)
+        graphs = self.graphs
+        run: Callable[[TreeBatch], Tensor] = self.features
         if graphs is None:
             packed = TreeBatch.pack_into(packet, parts, trees, self.cache.block_size)
         else:
@@ -163,32 +143,25 @@ class ModelRunner:
 
         return scored_states
 
-    def features(self, batch: TreeBatch, before_layer: BeforeLayer | None = None) -> Tensor:
+    def features(self, batch: TreeBatch) -> Tensor:
         """Return the decoder's output `[tokens, hidden_size]`.
 
         The pass of a whole model waits for nothing, so it can be captured.
-
-        Args:
-            before_layer: called with the number of each layer before it runs, and with their count behind the last.
         """
         if self.model.adapters is not None:
             self.model.adapters.use(batch.rows)
-        attentions = self._attentions(batch, before_layer)
+        attentions = self._attentions(batch)
         output: TargetOutput = self.model(batch.tokens, rotary_at(self.rope, batch.positions), attentions, self.taps)
-        if before_layer is not None:
-            before_layer(len(self.cache.target_layers))
         if self.head and self.head.feature_size:
             self.cache.store_features(batch.slots, self.head.feature_of(output))
         return output.features
 
-    def _attentions(self, batch: TreeBatch, before_layer: BeforeLayer | None) -> Iterator[PagedAttention]:
+    def _attentions(self, batch: TreeBatch) -> Iterator[PagedAttention]:
         """Yield the layers' attentions, each when its layer is reached."""
         cache = self.cache
         scales = cache.target_scales if cache.target_scales is not None else [None] * len(cache.target_layers)
         layers = zip(cache.target_layers, self.model.config.layer_windows, scales, strict=True)
-        for layer, (kv, window, own) in enumerate(layers):
-            if before_layer is not None:
-                before_layer(layer)
+        for kv, window, own in layers:
             yield PagedAttention(kv, batch.slots, batch.rows, cache.kernels, window, own, self.slopes)
 
     @torch.inference_mode()

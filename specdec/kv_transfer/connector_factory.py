@@ -96,7 +96,6 @@ def _built_in(config: KVTransferConfig, context: ConnectorContext) -> KVConnecto
         notes,
         loads=config.loads,
         stores_blocks=config.stores,
-        use_layerwise=tiers.use_layerwise,
         timeout=tiers.load_timeout,
     )
 

@@ -1,6 +1,6 @@
 """Host memory of a connector: blocks of all parts of the cache, copied from and to the device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -38,20 +38,16 @@ class HostBlocks:
         """Return the bytes of a part of a block."""
         return memoryview(self._bytes[part][block])
 
-    def tensors(self, part: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a part of the device's blocks and of the host's, `[blocks, …]`."""
-        return self._device_parts[part], self._parts[part]
-
     def clear(self, part: str, block: int) -> None:
         """Fill a part of a block with zeros."""
         # By numpy: a thread may not write a tensor that was made in inference mode, as other ranks make it.
         self._bytes[part][block] = 0
 
-    def load(self, sources: Sequence[int], targets: Sequence[int], parts: Sequence[str]) -> "Copied":
-        """Copy parts of blocks `sources` of the host to blocks `targets` of the device."""
-        return self._copy(self._parts, self._device_parts, sources, targets, parts)
+    def load(self, sources: Sequence[int], targets: Sequence[int]) -> "Copied":
+        """Copy blocks `sources` of the host to blocks `targets` of the device."""
+        return self._copy(self._parts, self._device_parts, sources, targets, self._parts)
 
-    def store(self, sources: Sequence[int], targets: Sequence[int], parts: Sequence[str]) -> "Copied":
+    def store(self, sources: Sequence[int], targets: Sequence[int], parts: Iterable[str]) -> "Copied":
         """Copy parts of blocks `sources` of the device to blocks `targets` of the host."""
         return self._copy(self._device_parts, self._parts, sources, targets, parts)
 
@@ -61,7 +57,7 @@ class HostBlocks:
         there: dict[str, torch.Tensor],
         sources: Sequence[int],
         targets: Sequence[int],
-        parts: Sequence[str],
+        parts: Iterable[str],
     ) -> "Copied":
         old, new = upload(sources, self._device), upload(targets, self._device)
         for name in parts:

@@ -60,13 +60,10 @@ class KVConnector(ABC):
     what the target would compute; whatever it cannot load is computed.
 
     Scheduler side: `begin_step`, `get_num_new_matched_tokens`, `update_state_after_alloc`, `build_read_meta`,
-    `build_layer_meta`, `build_connector_meta`, `update_connector_output`, `request_finished`, `is_sending`.
+    `build_connector_meta`, `update_connector_output`, `request_finished`, `is_sending`.
 
-    Worker side: `register_kv_caches`, `start_read_kv`, `start_save_kv`, `start_load_kv`, `wait_for_load`,
-    `wait_for_layer_load`, `save_kv_layer`, `wait_for_save`, `get_finished`, `wait`, `shutdown`.
-
-    A connector that copies whole blocks before and behind the pass leaves out what has to do with layers. One that
-    copies layer by layer says so by `has_layer_transfers`; such a pass is not replayed from a CUDA graph.
+    Worker side: `register_kv_caches`, `start_read_kv`, `start_load_kv`, `wait_for_save`, `get_finished`, `wait`,
+    `shutdown`. Whole blocks are copied, before the pass and behind it.
 
     Attributes:
         supports_ranks: whether it decides the same on all ranks, what `get_finished` returns can be pickled, and
@@ -103,18 +100,6 @@ class KVConnector(ABC):
         """Return what the worker side shall begin to fetch. Called when a step has been planned, be it without rows."""
         return None
 
-    def build_layer_meta(self, upcoming: Sequence[PublishedBlock]) -> Any:  # noqa: ARG002
-        """Return what the worker side shall copy during the coming pass.
-
-        Called when a step is planned, before its blocks move; and once more, without blocks, when a step has failed.
-        Give up what an earlier call has begun and no step has published.
-
-        Args:
-            upcoming: blocks of prompts that the step completes, with their hashes. `build_connector_meta` gets them
-                again if the step publishes them, which it may not do.
-        """
-        return None
-
     @abstractmethod
     def build_connector_meta(self, published: Sequence[PublishedBlock]) -> Any:
         """Return what the worker side shall store of the blocks that the step has published.
@@ -144,37 +129,12 @@ class KVConnector(ABC):
     def start_read_kv(self, metadata: Any) -> None:  # noqa: B027
         """Begin, without waiting, what `build_read_meta` has returned."""
 
-    def start_save_kv(self, metadata: Any) -> None:  # noqa: B027
-        """Take what `build_layer_meta` has returned, also when a step has failed.
-
-        What an earlier step has begun is brought to an end: a thread may fill its blocks of host memory next.
-        """
-
     @abstractmethod
     def start_load_kv(self, sources: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Copy blocks to the device, as sources of `update_state_after_alloc`, before the step's forward pass.
+        """Copy blocks to the device, as sources of `update_state_after_alloc`, in the order of the device's work.
 
-        What drafting reads, all parts but the target's, must be in place when this returns, in the order of the
-        device's work; the target's may follow layer by layer.
+        Called before the step's drafting and its forward pass.
         """
-
-    def wait_for_load(self) -> None:  # noqa: B027
-        """Copy what `start_load_kv` has left to do: other blocks are about to be moved."""
-
-    @property
-    def has_layer_transfers(self) -> bool:
-        """True if the coming pass must call `wait_for_layer_load` and `save_kv_layer`."""
-        return False
-
-    def wait_for_layer_load(self, layer: int) -> None:  # noqa: B027
-        """Return when loaded blocks of a layer of the target are in place, in the order of the device's work.
-
-        Called before the layer runs, in order from layer 0. What this raises ends the step with an error, so it must
-        do itself what something else has failed to do.
-        """
-
-    def save_kv_layer(self, layer: int) -> None:  # noqa: B027
-        """Begin to copy a layer of the blocks of `start_save_kv`. The layer has run."""
 
     @abstractmethod
     def wait_for_save(self, metadata: Any) -> None:

@@ -11,10 +11,9 @@ from specdec.cache.block_moves import BlockSource, PublishedBlock
 from specdec.core.request import Request
 from specdec.kv_transfer.block_store import BlockStore
 from specdec.kv_transfer.host_blocks import Copied, HostBlocks
-from specdec.kv_transfer.host_saves import FEATURES, LayerSave, Save
+from specdec.kv_transfer.host_saves import FEATURES, Save
 from specdec.kv_transfer.host_tier import HostTier
 from specdec.kv_transfer.kv_connector import KVCaches, KVConnector, TransferStats
-from specdec.kv_transfer.layer_copies import LayerCopies, Loaded, layer_copies
 from specdec.kv_transfer.notes import Notes
 from specdec.kv_transfer.rank_reads import RankReads, ReadMeta
 from specdec.kv_transfer.transfers import TARGET, Result, Saved, Transfers
@@ -59,8 +58,6 @@ class OffloadingConnector(KVConnector):
         key: returns the key of a part of a block by its hash.
         notes: for failures.
         loads, stores_blocks: whether blocks are loaded, and stored.
-        use_layerwise: whether the target's part of loaded blocks, and of those that a prompt completes, is copied layer
-            by layer beside the pass; otherwise before and behind it.
         timeout: seconds after which a request no longer waits for its blocks.
     """
 
@@ -76,7 +73,6 @@ class OffloadingConnector(KVConnector):
         *,
         loads: bool = True,
         stores_blocks: bool = True,
-        use_layerwise: bool = False,
         timeout: float = 5.0,
     ) -> None:
         self._num_blocks, self._block_size, self._stores, self._key = num_blocks, block_size, stores, key
@@ -84,10 +80,8 @@ class OffloadingConnector(KVConnector):
         self._notes = notes or Notes(logger)
         # Of decisions, which all ranks make alike.
         self._own_notes = Notes(logger)
-        self._use_layerwise = use_layerwise
-        self._layers: LayerCopies | None = None
         # Loads, and of how many blocks: those that have begun, and all blocks since the start.
-        self._loads_begun: deque[tuple[Loaded, int]] = deque()
+        self._loads_begun: deque[tuple[Copied, int]] = deque()
         self._num_begun = 0
         # Blocks that go to host memory and no further.
         self._saves: deque[tuple[Copied, list[int]]] = deque()
@@ -96,9 +90,6 @@ class OffloadingConnector(KVConnector):
 
     def register_kv_caches(self, caches: KVCaches) -> None:
         self.memory = HostBlocks(self._num_blocks, caches)
-        self._layers = None
-        if self._use_layerwise:
-            self._layers = layer_copies(*self.memory.tensors(TARGET), caches.kernels, self._notes)
         self._sizes = {name: len(self.memory.payload(name, 0)) for name in self.memory.names}
         self.transfers = Transfers(self._stores, self.memory, self._key, self._notes, caches.common_parts)
         self.reads = RankReads(self.transfers, caches.num_ranks, caches.num_drafting)
@@ -131,11 +122,6 @@ class OffloadingConnector(KVConnector):
     def build_connector_meta(self, published: Sequence[PublishedBlock]) -> list[Save]:
         return self.tier.saves.save(published) if self._stores_blocks else []
 
-    def build_layer_meta(self, upcoming: Sequence[PublishedBlock]) -> list[LayerSave]:
-        if self._layers is None or not self._stores_blocks:
-            return []
-        return self.tier.saves.begin(upcoming)
-
     def update_connector_output(self, output: Finished, rank: int = 0) -> None:
         for line in output.lines:
             logger.warning("%s%s", f"rank {rank}: " if rank else "", line)
@@ -160,49 +146,17 @@ class OffloadingConnector(KVConnector):
             self.transfers.read(read)
 
     def start_load_kv(self, sources: Sequence[int], block_ids: Sequence[int]) -> None:
-        loaded: Loaded
-        if self._layers is None:
-            loaded = self.memory.load(sources, block_ids, self.memory.names)
-        else:
-            # Drafting, before the pass, reads the other parts.
-            self.memory.load(sources, block_ids, [name for name in self.memory.names if name != TARGET])
-            loaded = self._layers.load(sources, block_ids)
-        self._loads_begun.append((loaded, len(sources)))
+        self._loads_begun.append((self.memory.load(sources, block_ids), len(sources)))
         self._num_begun += len(sources)
         self._stats.loaded_blocks += len(sources)
         self._stats.loaded_bytes += len(sources) * sum(self._sizes.values())
 
-    def start_save_kv(self, metadata: list[LayerSave]) -> None:
-        if self._layers is not None:
-            # A step that failed may have left some behind.
-            self._layers.end()
-            self._layers.save([save.block for save in metadata], [save.host_block for save in metadata])
-
-    @property
-    def has_layer_transfers(self) -> bool:
-        return self._layers is not None and self._layers.is_pending
-
-    def wait_for_layer_load(self, layer: int) -> None:
-        if self._layers is not None:
-            self._layers.wait_for_layer_load(layer)
-
-    def save_kv_layer(self, layer: int) -> None:
-        if self._layers is not None:
-            self._layers.save_kv_layer(layer)
-
-    def wait_for_load(self) -> None:
-        if self._layers is not None:
-            self._layers.wait_for_load()
-
     def wait_for_save(self, metadata: list[Save]) -> None:
-        if self._layers is not None:
-            self._layers.wait_for_save()
-        for parts, is_begun in dict.fromkeys((save.parts, save.is_begun) for save in metadata):
-            saves = [save for save in metadata if (save.parts, save.is_begun) == (parts, is_begun)]
+        for parts in dict.fromkeys(save.parts for save in metadata):
+            saves = [save for save in metadata if save.parts == parts]
             # A rank without the draft model has the target's part alone.
             own = parts & self._sizes.keys()
-            rest = [name for name in own if not (is_begun and name == TARGET)]
-            copied = self.memory.store([save.block for save in saves], [save.host_block for save in saves], rest)
+            copied = self.memory.store([save.block for save in saves], [save.host_block for save in saves], own)
             self._stats.stored_blocks += len(saves)
             self._stats.stored_bytes += len(saves) * sum(self._sizes[name] for name in own)
             self._saves.append((copied, [save.host_block for save in saves if not save.is_written]))

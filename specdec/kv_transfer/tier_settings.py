@@ -52,7 +52,6 @@ class Tiers:
         cpu_bytes_to_use: bytes of host memory.
         load_timeout: seconds after which a request no longer waits for its blocks.
         cache_prefix: separates deployments that share a store.
-        use_layerwise: whether blocks are copied from and to the device layer by layer, beside the pass.
         disks: folders and their limits in bytes.
         pools: Mooncake stores.
     """
@@ -60,7 +59,6 @@ class Tiers:
     cpu_bytes_to_use: int = _HOST_BYTES
     load_timeout: float = 5.0
     cache_prefix: str = ""
-    use_layerwise: bool = False
     disks: list[tuple[Path, int]] = field(default_factory=list)
     pools: list[MooncakeSettings] = field(default_factory=list)
 
@@ -106,9 +104,7 @@ def _add(config: KVTransferConfig, tiers: Tiers) -> None:
             setattr(tiers, key, _number(what, key, extra.pop(key), least))
     if "cache_prefix" in extra:
         tiers.cache_prefix = _text(what, "cache_prefix", extra.pop("cache_prefix"))
-    if "use_layerwise" in extra:
-        tiers.use_layerwise = _flag(what, "use_layerwise", extra.pop("use_layerwise"))
-    common = ("cpu_bytes_to_use", "load_timeout", "cache_prefix", "use_layerwise")
+    common = ("cpu_bytes_to_use", "load_timeout", "cache_prefix")
     if name == MOONCAKE:
         tiers.pools.append(_pool(extra, what, common))
         return
@@ -155,12 +151,6 @@ def _number(what: str, key: str, value: Any, least: int) -> Any:
     if key != "load_timeout" and value != int(value):
         raise ValueError(f"{what} has {key} {value!r}; it must be a whole number")
     return value if key == "load_timeout" else int(value)
-
-
-def _flag(what: str, key: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{what} has {key} {value!r}; it must be true or false")
-    return value
 
 
 def _text(what: str, key: str, value: Any) -> str:

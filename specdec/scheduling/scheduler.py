@@ -7,7 +7,6 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from specdec.cache.block_moves import PublishedBlock
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.engine_stats import EngineStats
 from specdec.core.errors import QueueFullError
@@ -267,11 +266,6 @@ class Scheduler:
         slots = 0 if self.draft_budget is None else self.draft_budget.slots
         return self.manager.blocks_for(len(request.token_ids) + slots)
 
-    def upcoming_blocks(self, plan: StepPlan) -> list[PublishedBlock]:
-        """Return the blocks that parts of prompts complete in the planned step."""
-        prompts = [row for row in plan.rows if row.num_known > 1]
-        return [block for row in prompts for block in self.manager.completed_blocks(row.request, row.num_known)]
-
     def update(self, plan: StepPlan, results: Sequence[RowResult]) -> None:
         """Update cached-token counts, publish full blocks to the prefix cache, release finished requests.
 
@@ -300,15 +294,12 @@ class Scheduler:
                 self._release(request)
 
     def cancel(self, plan: StepPlan) -> None:
-        """End a step that failed; its requests stay as they were, and copies of their blocks that it has begun end."""
+        """End a step that failed; its requests stay as they were."""
         self._in_flight, self._followed = [], []
         for row in plan.rows:
             del row.request.logprobs[row.request.num_output :]
             if row.request.finished:
                 self._release(row.request)
-        if self.connector is not None:
-            # Now, since no step may follow.
-            self.connector.start_save_kv(self.connector.build_layer_meta([]))
 
     def learn(self, measured: MeasuredStep, outcomes: Sequence[TreeOutcome]) -> None:
         """Correct the predicted costs by a step's measured ones, and the trees' values by their outcomes."""

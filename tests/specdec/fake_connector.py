@@ -9,7 +9,7 @@ from typing import Any
 from specdec.cache.block_moves import BlockSource, PublishedBlock
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.request import Request
-from specdec.kv_transfer.host_saves import HEAD, LayerSave, Save
+from specdec.kv_transfer.host_saves import HEAD, Save
 from specdec.kv_transfer.host_tier import HostTier
 from specdec.kv_transfer.kv_connector import KVCaches, KVConnector, TransferStats
 from specdec.kv_transfer.notes import Notes
@@ -26,16 +26,11 @@ class FakeConnector(KVConnector):
         num_blocks: blocks of host memory; 0 of a store alone makes no sense.
         seed: of when transfers end and what they lose.
         timeout: seconds until a request gives up; 0: at once.
-        layerwise: whether the target's entries are copied during the pass: those that are loaded as late, and those
-            that are saved as early as may be.
     """
 
     has_stores = True
 
-    def __init__(self, manager: KVCacheManager, num_blocks: int, seed: int, timeout: float, layerwise: bool) -> None:
-        self.layerwise = layerwise
-        self.loads: list[tuple[int, int]] = []
-        self.begun: list[LayerSave] = []
+    def __init__(self, manager: KVCacheManager, num_blocks: int, seed: int, timeout: float) -> None:
         self.memory: FakeMemory | None = None
         self.host = [[[None] * manager.block_size for _ in PARTS] for _ in range(num_blocks)]
         self.store: dict[bytes, dict[str, list[Any]]] = {}
@@ -83,36 +78,14 @@ class FakeConnector(KVConnector):
     def start_load_kv(self, sources: Sequence[int], block_ids: Sequence[int]) -> None:
         assert self.memory is not None
         for source, block in zip(sources, block_ids, strict=True):
-            self.memory.device[block][1] = deepcopy(self.host[source][1])
-            self.loads.append((source, block))
+            self.memory.device[block] = deepcopy(self.host[source])
             self.num_loaded += 1
-        if not self.layerwise:
-            self.wait_for_load()
-
-    def wait_for_load(self) -> None:
-        assert self.memory is not None
-        for source, block in self.loads:
-            self.memory.device[block][0] = deepcopy(self.host[source][0])
-        self.loads = []
-
-    def build_layer_meta(self, upcoming: Sequence[PublishedBlock]) -> list[LayerSave]:
-        return self.tier.saves.begin(upcoming) if self.layerwise else []
-
-    def start_save_kv(self, metadata: list[LayerSave]) -> None:
-        self.wait_for_load()
-        self.begun = metadata
-
-    def save_kv_layer(self, layer: int) -> None:
-        assert self.memory is not None
-        assert layer == 0
-        for save in self.begun:
-            self.host[save.host_block][0] = deepcopy(self.memory.device[save.block][0])
 
     def wait_for_save(self, metadata: list[Save]) -> None:
         assert self.memory is not None
         for save in metadata:
             for place, part in enumerate(PARTS):
-                if part in save.parts and not (save.is_begun and part == TARGET):
+                if part in save.parts:
                     self.host[save.host_block][place] = deepcopy(self.memory.device[save.block][place])
             self.pending.append(("write", save))
 

@@ -1,10 +1,11 @@
 """Requests without text, and a cache memory whose entries record which tokens they were written for."""
 
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
 from specdec.cache.block_moves import BlockMove, MoveKind
-from specdec.cache.kv_cache import BlockTransfers, runs_of
+from specdec.cache.kv_cache import runs_of
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams
@@ -23,15 +24,13 @@ class FakeMemory:
             [[[None] * self.size, [None] * self.size] for _ in range(pool.num_blocks)] for pool in pools
         )
 
-    def apply_moves(self, moves: list[BlockMove], loader: BlockTransfers | None = None) -> None:
-        is_loading = False
+    def apply_moves(
+        self, moves: list[BlockMove], load: Callable[[Sequence[int], Sequence[int]], None] | None = None
+    ) -> None:
         for run in runs_of(moves):
-            if is_loading and loader is not None:
-                loader.wait_for_load()
-            is_loading = run[0].kind == MoveKind.LOAD
-            if is_loading:
-                assert loader is not None
-                loader.start_load_kv([move.source for move in run], [move.target for move in run])
+            if run[0].kind == MoveKind.LOAD:
+                assert load is not None
+                load([move.source for move in run], [move.target for move in run])
                 continue
             for move in run:
                 sources = self.host if move.kind == MoveKind.SWAP_IN else self.device

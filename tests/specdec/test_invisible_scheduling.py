@@ -154,7 +154,6 @@ def kv_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     watermark=st.sampled_from([0.0, 0.2]),
     caching=st.sampled_from([True, True, True, False]),
     connector=st.sampled_from([None, None, "host", "disk", "prefill", "decode"]),
-    layerwise=st.booleans(),
     # Fitted to measured costs, a case is never quite the same again; its output is.
     stretch=st.sampled_from([0.0, 0.0, 1.01, 2.0]),
     adaptive=st.sampled_from([False, False, True]),
@@ -181,7 +180,6 @@ def test_output_is_that_of_the_request_alone(
     watermark: float,
     caching: bool,
     connector: str | None,
-    layerwise: bool,
     stretch: float,
     adaptive: bool,
     kv_cache_dtype: str,
@@ -200,7 +198,6 @@ def test_output_is_that_of_the_request_alone(
         # The disk outlives the engines of all cases.
         disks = [] if connector == "host" else [{"type": "fs", "root_dir": str(kv_folder), "max_bytes": 200_000}]
         extra = {"cpu_bytes_to_use": (host_blocks + 2) * per_block, "secondary_tiers": disks}
-        extra["use_layerwise"] = layerwise
         kv_transfer_config = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
     llm = LLM(
         world.folder / "target",

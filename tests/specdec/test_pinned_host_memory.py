@@ -100,16 +100,12 @@ def test_swap_space_takes_what_was_asked(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(geometries, st.integers(2, 70), st.integers(0, 1 << 20), st.booleans())
-@example(LARGE, 33, 0, True)
-def test_a_connector_takes_what_was_asked(
-    gpu: SimulatedGPU, geometry: Geometry, num_blocks: int, rest: int, layerwise: bool
-) -> None:
+@given(geometries, st.integers(2, 70), st.integers(0, 1 << 20))
+@example(LARGE, 33, 0)
+def test_a_connector_takes_what_was_asked(gpu: SimulatedGPU, geometry: Geometry, num_blocks: int, rest: int) -> None:
     cache, block_bytes = cache_of(geometry, 2, 0)
     asked = num_blocks * block_bytes + rest % block_bytes
-    config = KVTransferConfig(
-        "OffloadingConnector", kv_connector_extra_config={"cpu_bytes_to_use": asked, "use_layerwise": layerwise}
-    )
+    config = KVTransferConfig("OffloadingConnector", kv_connector_extra_config={"cpu_bytes_to_use": asked})
     caches = KVCaches(cache.parts, TORCH)
     connector = make_connector(config, ConnectorContext(caches, geometry.block_size, no_keys, block_bytes))
     assert num_blocks * block_bytes <= gpu.pinned.taken <= asked + WASTE
@@ -124,7 +120,7 @@ def test_copies_are_done_before_host_memory_is_freed(gpu: SimulatedGPU) -> None:
     context = ConnectorContext(KVCaches(cache.parts, TORCH), LARGE.block_size, no_keys, block_bytes)
     connector = make_connector(config, context)
     with torch.cuda.device(GPU):
-        connector.wait_for_save([Save(0, 1, b"", frozenset(cache.parts), False, False)])
+        connector.wait_for_save([Save(0, 1, b"", frozenset(cache.parts), False)])
     gpu.waits.clear()
     connector.shutdown()
     assert gpu.waits == ["specdec.kv_transfer.host_blocks: synchronize of an event"]

@@ -16,8 +16,6 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.execution import cost_measurement
 from specdec.execution.cuda_graphs import CudaGraphs
-from specdec.kv_transfer.layer_copies import StreamCopies
-from specdec.kv_transfer.offloading_connector import OffloadingConnector
 from specdec.parallel.ranks import Ranks
 from specdec.scheduling.step_cost import PreemptionCost
 from tests.baichuan import save_baichuan
@@ -260,9 +258,9 @@ def test_scores_of_choices_are_those_of_a_cpu(folder: Path, monkeypatch: pytest.
         assert own == pytest.approx(other, abs=1e-5)
 
 
-def test_blocks_move_layer_by_layer_on_a_stream_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_host_memory_are_loaded_before_they_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two prompts alternate in a cache for one. Copies run as late as the engine's waits allow."""
-    extra = {"cpu_bytes_to_use": 1 << 20, "use_layerwise": True}
+    extra = {"cpu_bytes_to_use": 1 << 20}
     connector = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     prompts = [[*PROMPTS[0], number] for number in (5, 6)]
@@ -274,15 +272,7 @@ def test_blocks_move_layer_by_layer_on_a_stream_of_their_own(folder: Path, monke
         load(folder, "head3", device="cuda", kv_transfer_config=connector, **small) as llm,
     ):
         gpu.streams.are_late = True
-        passes, eager = list[bool](), list[bool]()
-        features, graphs = llm.engine.worker.runner.features, llm.engine.worker.runner.graphs
-        assert graphs is not None
-
-        def watched(batch: Any, before_layer: Any = None) -> Any:
-            eager.append(before_layer is not None)
-            return features(batch, before_layer)
-
-        monkeypatch.setattr(llm.engine.worker.runner, "features", watched)
+        passes = list[bool]()
         for prompt, tokens in 2 * list(zip(prompts, expected, strict=True)):
             gpu.waits.clear()
             (output,) = llm.generate([prompt], params)
@@ -292,28 +282,6 @@ def test_blocks_move_layer_by_layer_on_a_stream_of_their_own(folder: Path, monke
         assert llm.engine.connector is not None
         assert llm.engine.connector.get_kv_connector_stats().loaded_blocks > 0
     assert passes == [False, False, True, True]
-    # Of each prompt the pass that computes or loads its blocks; all others are replayed.
-    assert eager == [True] * 4
-
-
-def test_host_blocks_of_a_failed_step_are_free_once_nothing_is_copied_there(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A thread may fill them next, which no stream orders."""
-    extra = {"cpu_bytes_to_use": 1 << 20, "use_layerwise": True}
-    connector = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
-    with simulated_gpu(monkeypatch) as gpu, load(folder, "head", device="cuda", kv_transfer_config=connector) as llm:
-        gpu.streams.are_late = True
-        monkeypatch.setattr(llm.engine.executor, "collect", lambda: 1 // 0)
-        with pytest.raises(ZeroDivisionError):
-            llm.generate([list(range(5, 25))], SamplingParams(temperature=0.0, max_tokens=4))
-        own = llm.engine.connector
-        assert isinstance(own, OffloadingConnector)
-        assert isinstance(own._layers, StreamCopies)
-        assert own._layers._stream.launched > 0
-        assert own._layers._stream.pending == []
-        assert "specdec.kv_transfer.host_blocks: synchronize of an event" in gpu.waits
-        assert own.tier.pool.num_free == own.tier.pool.num_blocks
 
 
 @pytest.mark.usefixtures("gpu")

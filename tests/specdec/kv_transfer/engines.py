@@ -19,10 +19,6 @@ OTHER = [token + 1 for token in PROMPT]
 GREEDY = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
 DRAWN = SamplingParams(temperature=1, seed=5, max_tokens=14, ignore_eos=True)
 HOST = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20}}
-LAYERWISE = {
-    "kv_connector": "OffloadingConnector",
-    "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20, "use_layerwise": True},
-}
 
 
 class Computed(NamedTuple):

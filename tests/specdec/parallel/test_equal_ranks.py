@@ -74,7 +74,7 @@ def disk(folder: Path) -> dict[str, Any]:
     swap=st.booleans(),
     queue=st.sampled_from([None, None, 2]),
     adaptive=st.booleans(),
-    connector=st.sampled_from([None, "host", "layers", "disk"]),
+    connector=st.sampled_from([None, "host", "disk"]),
 )
 def test_drawn_commands(
     world: World,
@@ -96,7 +96,6 @@ def test_drawn_commands(
     own = world.draft(drafter)
     sources = [*([str(own)] if own else []), *([text] if text else [])]
     kinds = {None: None, "host": HOST, "disk": disk(tmp_path_factory.mktemp("blocks"))}
-    kinds["layers"] = {**HOST, "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 17, "use_layerwise": True}}
     with whole_ranks(others):
         llm = LLM(
             world.folder / "target",

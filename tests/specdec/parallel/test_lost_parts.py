@@ -69,14 +69,13 @@ def flip(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "damage", "settings"),
+    ("part", "damage"),
     [
-        ("target", flip, {}),
-        ("target", flip, {"use_layerwise": True}),
-        ("target", Path.unlink, {"use_layerwise": True}),
-        ("features", flip, {}),
-        ("features", Path.unlink, {"use_layerwise": True}),
-        ("head", flip, {"use_layerwise": True}),
+        ("target", flip),
+        ("target", Path.unlink),
+        ("features", flip),
+        ("features", Path.unlink),
+        ("head", flip),
     ],
 )
 def test_a_block_that_rank_1_alone_has_lost(
@@ -86,14 +85,13 @@ def test_a_block_that_rank_1_alone_has_lost(
     alone: Computed,
     part: str,
     damage: Callable[[Path], None],
-    settings: dict[str, Any],
 ) -> None:
     """No rank uses it, so that all go on alike; once computed, it is stored again."""
     shutil.copytree(stored.folder, tmp_path, dirs_exist_ok=True)
     damage(tmp_path / stored.files[part][2])
     loaded = 2 * SIZE if part == "target" else WHOLE
     for expected in (loaded, WHOLE):
-        with connected_ranks(world, "eagle", disk(tmp_path, **settings)) as ranks:
+        with connected_ranks(world, "eagle", disk(tmp_path)) as ranks:
             found = run(ranks.llm, [PROMPT], DRAWN)
             ranks.check_alike()
         assert found.tokens == alone.tokens

@@ -33,7 +33,7 @@ def test_a_killed_rank_ends_requests_soon_and_the_group_is_restarted(
     """The tokens are those of one process before and after, and no process is left, though blocks were being stored."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     expected = world_tokens(world)
-    connector = disk(tmp_path / "blocks", use_layerwise=True)
+    connector = disk(tmp_path / "blocks")
     own = {"tensor_parallel_size": 2, "kv_transfer_config": connector, "block_size": 8}
     with Served(long_world(world, tmp_path), **own) as served:
         llm = served.llm

@@ -1,6 +1,5 @@
 """Connectors over several ranks: each stores and loads its part of a block, and all of them go by the same blocks."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from tests.specdec.kv_transfer.engines import (
     DRAWN,
     GREEDY,
     HOST,
-    LAYERWISE,
     OTHER,
     PROMPT,
     SIZE,
@@ -103,7 +101,7 @@ def test_engines_share_a_mooncake_pool(world: World, tmp_path: Path) -> None:
 
 def test_a_restart_finds_the_prefix_on_the_disk(world: World, tmp_path: Path) -> None:
     """Ranks in processes of their own have written all of their parts when the engine has ended."""
-    config = disk(tmp_path, use_layerwise=True)
+    config = disk(tmp_path)
     with engine(world, "eagle3", config, tensor_parallel_size=2) as llm:
         first = run(llm, [PROMPT], DRAWN)
     with connected_ranks(world, "eagle3", config) as ranks:
@@ -119,21 +117,9 @@ def test_a_restart_finds_the_prefix_on_the_disk(world: World, tmp_path: Path) ->
 def test_evicted_blocks_are_found_in_host_memory(
     world: World, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    """Two prompts alternate in a cache for one. Layers are copied beside the pass of each rank."""
-    calls: list[tuple[str, int, int]] = []
+    """Two prompts alternate in a cache for one."""
     monkeypatch.setattr(EngineBuilder, "_num_blocks", lambda _: 8)
-    with connected_ranks(world, "eagle", LAYERWISE, max_model_len=64, **settings) as ranks:
-        for rank, connector in ranks.connectors.items():
-            for name in ("wait_for_layer_load", "save_kv_layer"):
-                method = getattr(connector, name)
-
-                def call(
-                    layer: int, name: str = name, rank: int = rank, method: Callable[[int], None] = method
-                ) -> None:
-                    calls.append((name, rank, layer))
-                    method(layer)
-
-                monkeypatch.setattr(connector, name, call)
+    with connected_ranks(world, "eagle", HOST, max_model_len=64, **settings) as ranks:
         found = [run(ranks.llm, [prompt], GREEDY) for prompt in (PROMPT, OTHER, PROMPT, OTHER)]
         ranks.check_alike()
         assert ranks.llm.engine.connector is not None
@@ -142,23 +128,14 @@ def test_evicted_blocks_are_found_in_host_memory(
     assert found[2].tau == found[0].tau
     assert [each.loaded for each in found] == [0, 0, WHOLE, WHOLE]
     assert (stats.loaded_blocks, stats.failures) == (2 * WHOLE // SIZE, 0)
-    assert set(calls) == {
-        (name, rank, layer)
-        for name in ("wait_for_layer_load", "save_kv_layer")
-        for rank, worker in ranks.workers.items()
-        for layer in range(len(worker.cache.target_layers))
-    }
 
 
-@pytest.mark.parametrize(
-    ("drafter", "settings", "config"), [("eagle3", {}, LAYERWISE), ("llama", SPLIT, HOST), ("eagle", STAGES, LAYERWISE)]
-)
+@pytest.mark.parametrize(("drafter", "settings"), [("eagle3", {}), ("llama", SPLIT), ("eagle", STAGES)])
 def test_tokens_are_those_of_one_rank_with_little_memory(
     world: World,
     expected: list[list[int]],
     drafter: str,
     settings: dict[str, Any],
-    config: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Requests are preempted, swapped, forked, and loaded from host memory with room for few blocks."""
@@ -166,7 +143,7 @@ def test_tokens_are_those_of_one_rank_with_little_memory(
     swap = {"swap_space": 60_000 / (1 << 30)}
     tensor = settings.get("tensor_parallel_size", 2)
     own = {name: value for name, value in settings.items() if name != "tensor_parallel_size"}
-    with ranked_engine(world, drafter, tensor, kv_transfer_config=config, **swap, **own) as llm:
+    with ranked_engine(world, drafter, tensor, kv_transfer_config=HOST, **swap, **own) as llm:
         check_with_little_memory(llm, expected, drafts=True)
         llm.generate([[token + 20 for token in prompt] for prompt in PROMPTS], GREEDY, use_tqdm=False)
         assert texts(llm) == expected
@@ -181,7 +158,7 @@ def test_accepted_nodes_are_in_place_when_their_block_is_stored(world: World) ->
             run(ranks.llm, [PROMPT], SamplingParams(temperature=0, max_tokens=80, ignore_eos=True))
             pool = ranks.connectors[0].tier.pool
             hashes = [block_hash for block_hash in pool._hashes if block_hash is not None]
-            memories = [each.memory.tensors("target")[1] for _, each in sorted(ranks.connectors.items())]
+            memories = [each.memory._parts["target"] for _, each in sorted(ranks.connectors.items())]
             found.append([{each: memory[pool.find(each)].clone() for each in hashes} for memory in memories])
     for own, expected in zip(*found, strict=True):
         assert own.keys() == expected.keys()

@@ -46,8 +46,8 @@ class Case(NamedTuple):
     config: SchedulerConfig
     # Of a pass per token, and of a level per tree, where a pass by itself takes 1; None for no costs at all.
     prices: tuple[float, float] | None
-    # Blocks of host memory, seed and timeout of a connector, and whether it copies layer by layer; None for none.
-    connector: tuple[int, int, float, bool] | None
+    # Blocks of host memory, seed and timeout of a connector; None for none.
+    connector: tuple[int, int, float] | None
     # Whether the head reads prompts in the steps that compute them.
     reads_prompts: bool
     # Entries that later rows read.
@@ -74,7 +74,7 @@ def cases(draw: st.DrawFn, max_seats: int = 4, max_blocks: int = 10, connectors:
     bounds = {"depth": st.integers(1, 3), "branching": st.integers(1, 3), "nodes": st.integers(1, 6)}
     shapes = st.builds(DraftShape, **bounds) | st.builds(BlockShape, **bounds, rows=st.integers(3, 5))
     caching = draw(st.sampled_from([True, True, True, False]))
-    connector = st.tuples(st.sampled_from([2, 4, 6, 20]), seeds, st.sampled_from([1e9, 1e9, 0.0]), st.booleans())
+    connector = st.tuples(st.sampled_from([2, 4, 6, 20]), seeds, st.sampled_from([1e9, 1e9, 0.0]))
     return Case(
         blocks=draw(st.integers(3, max_blocks)),
         size=draw(st.integers(1, 4)),
@@ -214,17 +214,11 @@ class World:
         self.check_plan(plan, None if plan.is_launched else first)
         # Not even one that was preempted: a beam would be scored again.
         assert scored.isdisjoint(row.request for row in plan.rows)
-        if self.connector is not None and plan.rows:
-            self.connector.start_save_kv(self.connector.build_layer_meta(self.scheduler.upcoming_blocks(plan)))
-        self.memory.apply_moves(plan.moves, self.connector)
-        if self.connector is not None and plan.rows:
-            self.connector.wait_for_load()
+        self.memory.apply_moves(plan.moves, None if self.connector is None else self.connector.start_load_kv)
         if plan.rows:
             self.check_memory()
         for row in plan.rows:
             self.write(row, plan.is_launched)
-        if self.connector is not None and plan.rows:
-            self.connector.save_kv_layer(0)
         return plan
 
     def write(self, row: PlannedRow, is_launched: bool) -> None:
@@ -378,8 +372,6 @@ class World:
         """Check that host memory holds what its hashes say, and that no block is held by nothing."""
         tier = connector.tier
         check_pool(tier.pool, tier.holders())
-        # Only a step that runs has begun to fill blocks, and none runs here.
-        assert self.scheduler._in_flight or not tier.saves._begun
         for block, name in enumerate(tier.pool._hashes):
             # A block that is being copied gets its content at the end of the step.
             if name is not None:
