@@ -9,18 +9,16 @@ process, whatever else the machine does; sizes take turns, and figures are media
 """
 
 import argparse
-import os
 import random
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.report import RESULTS, write
+from benchmarks.report import RESULTS, resident_mib, write
 from specdec.config import DEMO
 from specdec.draft_heads.drafting.stored_chains import DraftStore, StoredText
 from specdec.kernels.native.text_store import NativeTextStore
@@ -44,12 +42,12 @@ class Sample:
     """A store of a size, and what was measured of it."""
 
     def __init__(self, tokens: int, corpus: list[int]) -> None:
-        before = resident()
+        before = resident_mib()
         self.texts = NativeTextStore(tokens)
         self.store, self.corpus, self.chance = DraftStore(self.texts, MOST), corpus, random.Random(tokens)
         for _ in range(0, tokens, LENGTH):
             self.store.open(("a",), NoChains()).follow(self.text(), 0, ended=True)
-        self.taken = resident() - before
+        self.taken = (resident_mib() - before) * 2**20
         self.stored, self.searched = list[float](), list[float]()
 
     def text(self) -> list[int]:
@@ -77,11 +75,6 @@ def grow(texts: list[tuple[StoredText, list[int]]], tau: int) -> None:
         for end in range(PROMPT, LENGTH, tau):
             known += text[end : end + tau]
             one.follow(known, 0, ended=False)
-
-
-def resident() -> int:
-    """Return the bytes of memory that this process has."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def seconds(run: Callable[[], object]) -> float:

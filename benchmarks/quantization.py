@@ -1,13 +1,11 @@
 """Weights of few bits against weights as they are: products, a target's speed and memory, changes of its logits.
 
     python -m benchmarks.quantization products
-    python -m benchmarks.quantization types
     python -m benchmarks.quantization logits
     python -m benchmarks.quantization speed --wide FOLDER
 
 FOLDER is what `python -m benchmarks.widen` wrote. All times are medians of interleaved runs in one process; the figures
 to read are the ratios. Products go through copies of a weight that fill more than the processor's caches together.
-Types are those of quantised checkpoints, with random numbers, beside weights in bfloat16.
 
 Logits are those of the demo target at every token of its own greedy answers, all fed alike. Perplexity is that of the
 conversations before the answers.
@@ -26,8 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.memory import in_use_mib
-from benchmarks.report import read_prompts, write
+from benchmarks.report import in_use_mib, read_prompts, write
 from specdec import LLM, SamplingParams
 from specdec.bench.interleaved import run_rounds
 from specdec.bench.timed_run import EngineContender
@@ -41,14 +38,6 @@ from specdec.kernels.native.library import Library
 from specdec.kernels.native.operations import NativeProjection
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.integers import ceil_div
-from specdec.kernels.types.quantized_tensor import (
-    NESTED_INPUTS,
-    Nested,
-    NumberKind,
-    OffsetKind,
-    QuantizedRows,
-    QuantizedTensor,
-)
 from specdec.kernels.types.settings import Quantization
 from specdec.kernels.types.tree import TreeRow
 from specdec.models.llama import LlamaModel, load_llama
@@ -62,16 +51,6 @@ FORMS = [("avx512_bf16", "bfloat16"), ("avx512", "float32"), ("avx2", "float32")
 SHAPES = [(4096, 1024), (1024, 4096)]
 ROWS = (1, 4, 8, 16)
 COPIES = 10
-# Numbers, inputs that share a scale, scales, offsets, and whether scales are nested, of types in checkpoints.
-TYPES: dict[str, tuple[NumberKind, int, torch.dtype, OffsetKind | None, bool]] = {
-    "Q8_0": ("int8", 32, torch.float16, None, False),
-    "Q4_0": ("uint4", 32, torch.float16, "zeros", False),
-    "Q4_1": ("uint4", 32, torch.float16, "minima", False),
-    "Q4_K": ("uint4", 32, torch.float16, "minima", True),
-    "Q6_K": ("int8", 16, torch.float16, None, True),
-    "AWQ": ("uint4", 128, torch.float16, "zeros", False),
-    "FP8": ("fp8", 128, torch.float32, None, False),
-}
 PRODUCT_ROUNDS = 25
 BLOCK_SIZE = 16
 EVALS = ("sgd-eval", "gsm8k-eval")
@@ -112,53 +91,6 @@ def products(form: str, dtype: str, threads: int) -> list[dict[str, Any]]:
                     "ratio": round(medians["none"] / medians["q8"], 2),
                 }
             )
-    return rows
-
-
-def stored(name: str, columns: int, inputs: int) -> QuantizedRows:
-    """Return a random weight of a type."""
-    kind, group, dtype, offset_kind, nested = TYPES[name]
-    size = inputs // 2 if kind == "uint4" else inputs
-    numbers = torch.randint(0, 127, (columns, size), dtype=torch.uint8)
-    if kind != "uint4":
-        numbers = numbers.view(torch.int8 if kind == "int8" else torch.float8_e4m3fn)
-    factors = (torch.rand(columns, inputs // NESTED_INPUTS) / 1000).half()
-    scales = torch.randint(1, 63, (columns, inputs // group))
-    scales = scales.to(torch.int8) if nested else scales.to(dtype) / 1000
-    offsets = None if offset_kind is None else scales.to(torch.int8) if offset_kind == "zeros" else -scales
-    minima = factors if offset_kind == "minima" else None
-    own = Nested(factors, minima) if nested else None
-    return QuantizedRows(kind, inputs, numbers, group, scales, offsets, offset_kind or "zeros", own)
-
-
-def types(form: str, dtype: str) -> list[dict[str, Any]]:
-    """Time products of few rows, on one thread, with weights of every type; `none` is a weight of bfloat16 numbers.
-
-    Returns nothing where the processor does not have the form.
-    """
-    try:
-        library = Library(1, DTYPES[dtype], form)
-    except ValueError:
-        return []
-    rows = []
-    for columns, inputs in SHAPES:
-        plain = torch.randn(columns, inputs).bfloat16().to(DTYPES[dtype])
-        packed = {"none": [NativeProjection(library, plain) for _ in range(COPIES)]}
-        for name in TYPES:
-            weights = [QuantizedTensor(stored(name, columns, inputs), DTYPES[dtype]) for _ in range(COPIES)]
-            packed[name] = [NativeProjection(library, weight) for weight in weights]
-        for count in ROWS:
-            x = torch.randn(count, inputs).to(DTYPES[dtype])
-            ms: dict[str, list[float]] = {name: [] for name in packed}
-            for _ in range(PRODUCT_ROUNDS + 1):
-                for name, copies in packed.items():
-                    start = time.perf_counter()
-                    for product in copies:
-                        product(x)
-                    ms[name].append((time.perf_counter() - start) / COPIES * 1e3)
-            medians = {name: round(statistics.median(times[1:]), 3) for name, times in ms.items()}
-            facts = {"form": form, "dtype": dtype, "columns": columns, "inputs": inputs, "rows": count}
-            rows.append({**facts, **medians})
     return rows
 
 
@@ -264,7 +196,7 @@ def speed(folder: Path, dtype: str, prompts: int, rounds: int, max_tokens: int) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["products", "types", "logits", "speed"])
+    parser.add_argument("what", choices=["products", "logits", "speed"])
     parser.add_argument("--wide", type=Path, help="folder with target and eagle3, for the speed")
     parser.add_argument("--dtype", default="bfloat16", help="of activations, for the speed")
     parser.add_argument("--prompts", type=int, default=2, help="of each kind of text, for the speed")
@@ -281,14 +213,6 @@ def main() -> None:
             table.add_row(*(str(value) for value in row.values()))
         Console().print(table)
         write("quantization_products", {"rows": made})
-    elif args.what == "types":
-        torch.set_num_threads(1)
-        made = [row for form, dtype in FORMS for row in types(form, dtype)]
-        table = Table("form", "dtype", "columns", "inputs", "rows", "none, ms", *TYPES)
-        for row in made:
-            table.add_row(*(str(value) for value in row.values()))
-        Console().print(table)
-        write("quantization_types", {"rows": made})
     elif args.what == "logits":
         write("quantization_logits", {"comparisons": quality(args.texts, args.max_tokens)})
     else:

@@ -1,6 +1,8 @@
-"""Shared parts of benchmarks: prompts, trees by name, and results with machine, versions and commit."""
+"""Shared parts of benchmarks: prompts, trees by name, memory in use, and results with machine, versions and commit."""
 
+import ctypes
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,28 @@ def write(name: str, figures: dict[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
     file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(document))
+
+
+def resident_mib() -> float:
+    """Return the resident size of this process, MiB."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+class _Heap(ctypes.Structure):
+    """glibc's `struct mallinfo2`: the fifth size, hblkhd, is in use and mapped, the eighth, uordblks, in use else."""
+
+    _fields_ = (("sizes", ctypes.c_size_t * 10),)
+
+
+def in_use_mib() -> float:
+    """Return the MiB that this process has allocated and not freed; 0 if the C library does not say."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return 0.0
+    mallinfo.restype = _Heap
+    sizes = mallinfo().sizes
+    return float(sizes[4] + sizes[7]) / 2**20
 
 
 def read_prompts(name: str) -> list[list[dict[str, str]]]:

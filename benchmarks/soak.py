@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.memory import in_use_mib, resident_mib
-from benchmarks.report import read_prompts, write
+from benchmarks.report import in_use_mib, read_prompts, resident_mib, write
 from specdec import LLM, SamplingParams
 from specdec.core.engine_stats import EngineStats
 from specdec.core.request import Request

@@ -22,8 +22,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.memory import resident_mib
-from benchmarks.report import read_prompts, write
+from benchmarks.report import read_prompts, resident_mib, write
 
 RUNS = Path(__file__).parents[1] / "runs"
 RECIPES = {"eagle": RUNS / "demo-eagle.yaml", "eagle3": RUNS / "demo-eagle3.yaml"}

@@ -18,8 +18,7 @@ import torch
 from rich.table import Table
 
 from benchmarks.gpu.stage import Stage
-from benchmarks.memory import resident_mib
-from benchmarks.report import read_prompts
+from benchmarks.report import read_prompts, resident_mib
 from benchmarks.soak import Traffic, soak
 from specdec import LLM, DraftShape
 

@@ -41,7 +41,6 @@ class Projection:
 
     On a CPU, in bfloat16 and float32, oneDNN rearranges a plain weight at every product of several rows, which costs
     as much as the product; here that is done once. A single row by a small weight does without oneDNN.
-    `benchmarks/linear.py` measures both.
 
     Args:
         weight: `[out_features, in_features]`.
