@@ -132,30 +132,6 @@ def _tree_shapes() -> str:
     return _with_source("tree_shapes", ["depth, branching, nodes, min_reach", "tau", "cycle cost c", "speed-up"], rows)
 
 
-def _coupling() -> str:
-    rows = [
-        [
-            row["prompts"],
-            f"{row['written_at']:g}",
-            f"{row['entropy_nats']:.2f}",
-            row["choice"],
-            f"{row['temperature']:g}",
-            *(f"{hit:.2f}" for hit in row["hits"]),
-        ]
-        for row in read("coupling")["rows"]
-    ]
-    header = ["prompts", "text written at", "nats per token", "choice", "temperature"]
-    return _with_source("coupling", [*header, *(f"K = {k}" for k in read("coupling")["children"])], rows)
-
-
-def _verification_cost() -> str:
-    rows = [
-        [row["rule"], str(row["batch"]), row["parameters"], f"{100 * row['share']:.1f}%"]
-        for row in read("verification_cost")["rows"]
-    ]
-    return _with_source("verification_cost", ["rule", "batch", "parameters", "share of the step"], rows)
-
-
 def _scheduling_cost() -> str:
     result = read("scheduling_cost")
     sizes = sorted({row["running"] for row in result["rows"]})
@@ -244,23 +220,6 @@ def _draft_window() -> str:
     return f"{table(header, rows)}\n\n{source('draft_window', 'draft_window')}"
 
 
-THREAD_WAYS = {"spin": "spin, OpenMP's default", "sleep": "sleep, the default here", "one thread": "`--threads 1`"}
-
-
-def _training_threads() -> str:
-    """Return speed and cost of training by what waiting threads do."""
-    rows = []
-    for row in read("training_threads")["rows"]:
-        minutes = row["cpu_ms_per_token"] * 1e6 / 1000 / 60
-        of_clock = 1e6 / row["tokens_per_s"] / 60
-        cells = f"{row['tokens_per_s']:,.0f}", f"{of_clock:,.0f}", f"{minutes:,.0f}"
-        rows.append([THREAD_WAYS[row["way"]], f"{row['threads']:.0f}", *cells, f"{row['load']:.0f}"])
-    header = ["waiting threads", "threads", "tokens a second", "minutes for a million tokens"]
-    header += ["processor minutes for a million tokens", "load of the machine"]
-    found = _with_source("training_threads", header, rows)
-    return f"{found} An EAGLE-3 head of the demo target (10 layers of 256 channels), default settings."
-
-
 def _draft_refresh() -> str:
     document = read("draft_refresh")
     rows = [
@@ -337,14 +296,11 @@ PARTS: dict[str, Callable[[], str]] = {
     "results-never-slower": lambda: _never_slower("never_slower", "never_slower"),
     "results-never-slower-smollm2": lambda: _never_slower("never_slower_smollm2", NEVER_SLOWER_SMOLLM2),
     "results-never-slower-wide": lambda: _never_slower("never_slower_wide", NEVER_SLOWER_WIDE),
-    "results-coupling": _coupling,
-    "results-verification": _verification_cost,
     "results-scheduling": _scheduling_cost,
     "results-chunks": _chunked_prefill,
     "results-prefix": _prefix_cache,
     "results-kv-transfer": _kv_transfer,
     "results-training": _training,
-    "results-training-threads": _training_threads,
     "results-refresh": _draft_refresh,
     "results-soak": _soak,
     "results-draft-window": _draft_window,
