@@ -64,19 +64,6 @@ def _draw_throughput(figure: Figure, data: dict[str, float]) -> None:
     panel.set_xlabel("64 requests: speed over transformers in padded batches of 8")
 
 
-def _draw_trees(figure: Figure, data: list[list[Any]]) -> None:
-    panel: Axes = figure.subplots()
-    names = [shape for shape, _, _, _ in data]
-    bars = panel.barh(names, [speedup for *_, speedup in data], color=COLOURS[0])
-    panel.bar_label(
-        bars, [f"{s:.2f}  (tau {tau:.2f}, c {cost:.2f})" for _, tau, cost, s in data], padding=3, fontsize=7
-    )
-    panel.axvline(1, color=COLOURS[3], linewidth=1)
-    panel.invert_yaxis()
-    panel.set_xlim(0, 1.5)
-    panel.set_xlabel("speed over plain decoding, one request; tree as depth,branching,nodes[,min_reach]")
-
-
 def _learning_data() -> list[list[float]]:
     return [[row["tokens"], row["tau"]] for row in read("learning_curve")["rows"]]
 
@@ -131,11 +118,6 @@ PLOTS: dict[str, Plot] = {
     "tau": (_tau_data, _draw_tau, (8.0, 3.2)),
     "speed": (lambda: read("speed")["tok_per_s_median"], _draw_speed, (8.0, 2.2)),
     "throughput": (_throughput_data, _draw_throughput, (8.0, 2.6)),
-    "trees": (
-        lambda: [[row["shape"], row["tau"], row["c"], row["speedup"]] for row in read("tree_shapes")["rows"]],
-        _draw_trees,
-        (8.0, 3.4),
-    ),
     "learning": (_learning_data, _draw_learning, (6.4, 2.8)),
 }
 

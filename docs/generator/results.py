@@ -124,14 +124,6 @@ def _throughput() -> str:
     return _with_source("throughput", header, rows)
 
 
-def _tree_shapes() -> str:
-    rows = [
-        [f"`{row['shape']}`", f"{row['tau']:.2f}", f"{row['c']:.2f}", f"{row['speedup']:.2f}"]
-        for row in read("tree_shapes")["rows"]
-    ]
-    return _with_source("tree_shapes", ["depth, branching, nodes, min_reach", "tau", "cycle cost c", "speed-up"], rows)
-
-
 def _scheduling_cost() -> str:
     result = read("scheduling_cost")
     sizes = sorted({row["running"] for row in result["rows"]})
@@ -292,7 +284,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "results-depths": _accepted_depths,
     "results-speed": _speed,
     "results-throughput": _throughput,
-    "results-trees": _tree_shapes,
     "results-never-slower": lambda: _never_slower("never_slower", "never_slower"),
     "results-never-slower-smollm2": lambda: _never_slower("never_slower_smollm2", NEVER_SLOWER_SMOLLM2),
     "results-never-slower-wide": lambda: _never_slower("never_slower_wide", NEVER_SLOWER_WIDE),
