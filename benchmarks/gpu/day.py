@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-STAGES = ("build-and-tests", "kernels", "cycle", "equality", "soak", "profile", "steps")
+STAGES = ("build-and-tests", "kernels", "cycle", "equality", "soak", "steps")
 # Limit of a stage, and how much earlier it is to end by itself.
 STAGE_SECONDS = 540
 MARGIN_SECONDS = 20
