@@ -1,5 +1,6 @@
 """Documents: generated parts are up to date, commands and links are real, every option has help and is listed."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 import typer
 
 from docs import generate
-from docs.generator import pictures, plots, site
+from docs.generator import pictures, plots, results, site
 from specdec.train_eagle.program import app
 
 ROOT = Path(__file__).parents[1]
@@ -55,6 +56,15 @@ COMMANDS = sorted({line for line in _commands() if line.startswith("specdec ")})
 MODULE = re.compile(r"python -m ((?:specdec|benchmarks|docs)(?:\.\w+)+)")
 MODULES = sorted({name for page in PAGES for name in MODULE.findall(page.read_text(encoding="utf-8"))})
 up_to_date = cache(generate.documents)
+
+
+def test_a_table_of_several_runs_names_the_commit_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    for name, commit in {"a": "1111111", "b": "2222222", "c": "1111111"}.items():
+        document = {"processor": "P", "threads": 2, "torch": "2.13", "commit": commit}
+        (tmp_path / f"{name}.json").write_text(json.dumps(document), encoding="utf-8")
+    assert results.script_source("x.sh", "*", ["a", "c"]).endswith("(P, 2 threads; torch 2.13; commit 1111111).")
+    assert results.script_source("x.sh", "*", ["a", "b", "c"]).endswith("commit 1111111; `b`: commit 2222222).")
 
 
 def test_the_commands_are_found() -> None:

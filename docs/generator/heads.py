@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from docs.generator.regions import table
-from docs.generator.results import KINDS, read, script_source, source
+from docs.generator.results import KINDS, read, script_source, source, speed_cells
 
 # Results of `benchmarks/heads.sh`, and what each measures.
 RUNS = {
@@ -46,20 +46,11 @@ def _speeds(results: str, command: str, processor: str = "") -> str:
         for mode in modes:
             part, _, last = mode["mode"].rpartition("/")
             head = "EAGLE-1" if part and last == "eagle" else NAMES[last]
-            speeds = mode["speedup"]
-            rows.append(
-                [
-                    title,
-                    head,
-                    f"{mode['tok_per_s']['median']:,.0f}",
-                    f"{speeds['median']:.2f} ({speeds['least']:.2f} to {speeds['most']:.2f})",
-                    f"{plain['per_token_ms']['median'] / mode['per_token_ms']['median']:.2f}",
-                    f"{mode['tau']:.2f}",
-                ]
-            )
+            rows.append([title, head, *speed_cells(mode, plain)])
             title = ""
+    names = [f"{results}_{name}" for name in RUNS]
     header = ["target", "head", "tok/s", "over plain", "after the first token", "tau"]
-    return f"{table(header, rows)}\n\n{script_source(command, f'{results}_*', read(f'{results}_wide'), processor)}"
+    return f"{table(header, rows)}\n\n{script_source(command, f'{results}_*', names, processor)}"
 
 
 PARTS: dict[str, Callable[[], str]] = {

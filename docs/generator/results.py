@@ -1,7 +1,7 @@
 """Tables of measured results, from the JSON files that the benchmarks write."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +27,35 @@ def source(name: str, module: str = "") -> str:
     )
 
 
-def script_source(command: str, files: str, document: dict[str, Any], processor: str = "") -> str:
+def script_source(command: str, files: str, names: Sequence[str], processor: str = "") -> str:
     """Return where a table of a shell script's results comes from.
 
     Args:
-        files: names of the results.
-        document: one of them.
+        files: what the results are called, with a star.
+        names: the results in the table; machine and versions are those of the first.
         processor: what else is to be said of the processor.
     """
-    parts = [f"{document['processor']}, {document['threads']} threads{processor}", f"torch {document['torch']}"]
-    parts += [f"{name} {document[name]}" for name in ("llama-cpp-python",) if name in document]
-    return (
-        f"Command: `bash benchmarks/{command}`. Results: `benchmarks/results/{files}.json` "
-        f"({'; '.join(parts)}; commit {document['commit']})."
-    )
+    documents = {name: read(name) for name in names}
+    first = documents[names[0]]
+    parts = [f"{first['processor']}, {first['threads']} threads{processor}", f"torch {first['torch']}"]
+    parts += [f"{name} {first[name]}" for name in ("llama-cpp-python",) if name in first]
+    by_commit: dict[str, list[str]] = {}
+    for name, document in documents.items():
+        by_commit.setdefault(document["commit"], []).append(f"`{name}`")
+    own, *others = by_commit
+    parts += [f"commit {own}", *(f"{', '.join(by_commit[commit])}: commit {commit}" for commit in others)]
+    return f"Command: `bash benchmarks/{command}`. Results: `benchmarks/results/{files}.json` ({'; '.join(parts)})."
+
+
+def speed_cells(mode: dict[str, Any], plain: dict[str, Any]) -> list[str]:
+    """Return a mode's tokens per second, its speed and speed after the first token over plain decoding, and its tau."""
+    speeds = mode["speedup"]
+    return [
+        f"{mode['tok_per_s']['median']:,.0f}",
+        f"{speeds['median']:.2f} ({speeds['least']:.2f} to {speeds['most']:.2f})",
+        f"{plain['per_token_ms']['median'] / mode['per_token_ms']['median']:.2f}",
+        f"{mode['tau']:.2f}" if mode["tau"] else "",
+    ]
 
 
 def _with_source(name: str, header: list[str], rows: list[list[str]]) -> str:

@@ -1,10 +1,9 @@
 """Tables of heads of SmolLM2-135M-Instruct, from what `benchmarks/smollm2_heads.sh` measured."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from docs.generator.regions import table
-from docs.generator.results import read, script_source
+from docs.generator.results import read, script_source, speed_cells
 
 TEMPERATURES = (0, 1)
 # Results of the speeds, and what each measures.
@@ -26,8 +25,9 @@ def _name(mode: str) -> str:
     return "specdec, no drafts"
 
 
-def _source(document: dict[str, Any]) -> str:
-    return script_source("smollm2_heads.sh FOLDER spec-bench.jsonl", "smollm2_*", document)
+def _source(files: str, names: Iterable[str]) -> str:
+    shown = [f"smollm2_{name}" for name in names]
+    return script_source("smollm2_heads.sh FOLDER spec-bench.jsonl", files, shown)
 
 
 def _tau() -> str:
@@ -41,7 +41,7 @@ def _tau() -> str:
     rows.append(["all", *(f"{found[t][mode]['tau']:.2f}" for mode, t in columns)])
     names = [_name(mode["mode"]).removeprefix("specdec, ") for mode in found[0]]
     header = ["prompts", *(f"{names[mode]}, temperature {TEMPERATURES[t]}" for mode, t in columns)]
-    return f"{table(header, rows)}\n\n{_source(read('smollm2_tau_0'))}"
+    return f"{table(header, rows)}\n\n{_source('smollm2_tau_*', [f'tau_{t}' for t in TEMPERATURES])}"
 
 
 def _speeds() -> str:
@@ -49,21 +49,11 @@ def _speeds() -> str:
     for name, title in SPEEDS.items():
         plain, *_ = modes = read(f"smollm2_{name}")["modes"]
         for mode in modes:
-            speeds = mode["speedup"]
-            rows.append(
-                [
-                    title,
-                    _name(mode["mode"]),
-                    f"{mode['tok_per_s']['median']:.0f}",
-                    f"{speeds['median']:.2f} ({speeds['least']:.2f} to {speeds['most']:.2f})",
-                    f"{plain['per_token_ms']['median'] / mode['per_token_ms']['median']:.2f}",
-                    f"{mode['tau']:.2f}" if mode["tau"] else "",
-                    f"{mode['differing']} of {mode['prompts']}",
-                ]
-            )
+            differing = f"{mode['differing']} of {mode['prompts']}"
+            rows.append([title, _name(mode["mode"]), *speed_cells(mode, plain), differing])
             title = ""
     header = ["weights", "mode", "tok/s", "over plain", "after the first token", "tau", "other tokens than plain"]
-    return f"{table(header, rows)}\n\n{_source(read('smollm2_speed'))}"
+    return f"{table(header, rows)}\n\n{_source('smollm2_speed*', SPEEDS)}"
 
 
 PARTS: dict[str, Callable[[], str]] = {"results-smollm2-tau": _tau, "results-smollm2-speed": _speeds}
