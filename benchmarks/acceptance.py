@@ -8,10 +8,7 @@ Prompts: `benchmarks/prompts/`. Tau is a property of head and tree, not of the m
 import argparse
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.report import read_prompts, write
+from benchmarks.report import finish, read_prompts
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.outputs import SpeculationStats
 from specdec.draft_heads.drafting.drafter import Proposal
@@ -79,20 +76,7 @@ def main() -> None:
                         row = {"rule": rule, "shape": text, **measure(llm, name, temperature, args.max_tokens)}
                         print(row, flush=True)
                         rows.append(row)
-    table = Table("rule", "prompts", "tree", "temperature", "tau", "accepted at depth 1, 2, …", "tokens")
-    for row in rows:
-        shares = " ".join(f"{share:.2f}" for share in row["accepted_share_per_depth"])
-        table.add_row(
-            row["rule"],
-            row["prompts"],
-            row["shape"],
-            str(row["temperature"]),
-            f"{row['tau']:.2f}",
-            shares,
-            str(row["output_tokens"]),
-        )
-    Console().print(table)
-    write(args.name, {"dtype": llm.config.dtype, "max_tokens": args.max_tokens, "rows": rows})
+    finish(args.name, {"dtype": llm.config.dtype, "max_tokens": args.max_tokens}, rows)
 
 
 if __name__ == "__main__":

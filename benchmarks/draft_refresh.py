@@ -17,10 +17,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.report import parse_shape, read_prompts, write
+from benchmarks.report import finish, parse_shape, read_prompts
 from specdec import LLM, SamplingParams
 from specdec.config import DEMO_HEAD
 from specdec.train_eagle.training.read_config import read_config
@@ -96,7 +94,6 @@ def main() -> None:
         update_seconds = time.perf_counter() - began
         after = measured()
     rows: list[dict[str, Any]] = []
-    table = Table("text", "temperature", "tau before", "tau after", "equal outputs")
     for (name, temperature), (old_tau, old), (new_tau, tokens) in zip(cases, before, after, strict=True):
         equal = sum(one == other for one, other in zip(old, tokens, strict=True))
         row = {
@@ -106,8 +103,6 @@ def main() -> None:
             "tau_after": round(new_tau, 3),
         }
         rows.append({**row, "equal_outputs": f"{equal} of {len(old)}"})
-        table.add_row(*(str(value) for value in rows[-1].values()))
-    Console().print(table)
     figures = {
         "served": args.served,
         "shape": args.shape,
@@ -118,7 +113,7 @@ def main() -> None:
         "train_seconds": round(seconds, 1),
         "update_seconds": round(update_seconds, 2),
     }
-    write("draft_refresh", {**figures, "rows": rows})
+    finish("draft_refresh", figures, rows)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.report import RESULTS, resident_mib, write
+from benchmarks.report import RESULTS, finish, resident_mib
 from specdec.config import DEMO
 from specdec.draft_heads.drafting.stored_chains import DraftStore, StoredText
 from specdec.kernels.native.text_store import NativeTextStore
@@ -96,7 +93,7 @@ def main() -> None:
     for _ in range(args.rounds):
         for sample in samples.values():
             sample.round(args.tau)
-    table, rows = Table("tokens", "bytes per token", "MB", "µs per token stored", "µs per search"), []
+    rows = []
     for tokens, sample in samples.items():
         row = {
             "tokens": tokens,
@@ -107,10 +104,8 @@ def main() -> None:
             "us_per_search": round(1e6 * median(sample.searched), 2),
         }
         rows.append(row)
-        table.add_row(*(str(row[key]) for key in row if key != "measured_mb"))
-    Console().print(table)
     settings = {"tau": args.tau, "rounds": args.rounds, "corpus_tokens": len(corpus), "most": MOST, "depth": DEPTH}
-    write("draft_store", {**settings, "rows": rows})
+    finish("draft_store", settings, rows)
 
 
 if __name__ == "__main__":

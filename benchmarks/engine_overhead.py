@@ -12,10 +12,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.report import read_prompts, write
+from benchmarks.report import finish, read_prompts
 from specdec import LLM, SamplingParams
 from specdec.bench.environment import shown_path
 from specdec.engine.engine import LLMEngine
@@ -89,11 +86,7 @@ def main() -> None:
         for name in modes:
             milliseconds, share = 1e3 * median(steps[name]), median(shares[name])
             rows.append({"batch": batch, "mode": name, "step_ms": round(milliseconds, 3), "outside": round(share, 4)})
-    table = Table("batch", "mode", "step, ms", "outside arithmetic")
-    for row in rows:
-        table.add_row(str(row["batch"]), str(row["mode"]), str(row["step_ms"]), f"{row['outside']:.1%}")
-    Console().print(table)
-    write("engine_overhead", {"model": shown_path(args.model or "demo"), "rows": rows})
+    finish("engine_overhead", {"model": shown_path(args.model or "demo")}, rows)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,6 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 TOKENS = (64, 256, 512, 1024)
 REPEATED, WARM_UPS, SIDE = 12, 2, 2048
@@ -96,7 +94,7 @@ def main() -> None:
     if args.cell:
         print(*seconds_of(args.model, args.dtype))
         return
-    from benchmarks.report import write
+    from benchmarks.report import finish
 
     trees = {"now": Path(__file__).parents[1]} | ({"before": args.before.resolve()} if args.before else {})
     found: dict[str, list[list[float]]] = {name: [] for name in trees}
@@ -115,19 +113,8 @@ def main() -> None:
             if speed is not None:
                 row[f"of_{name}"] = round(needed / seconds["now"] / speed, 3)
         rows.append(row)
-    table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    Console().print(table)
-    write(
-        f"first_token_{args.name}",
-        {
-            "dtype": args.dtype,
-            "rounds": args.rounds,
-            **{f"{name}_speed": speed and round(speed * 1e-12, 3) for name, speed in speeds.items()},
-            "rows": rows,
-        },
-    )
+    known = {f"{name}_speed": speed and round(speed * 1e-12, 3) for name, speed in speeds.items()}
+    finish(f"first_token_{args.name}", {"dtype": args.dtype, "rounds": args.rounds, **known}, rows)
 
 
 if __name__ == "__main__":

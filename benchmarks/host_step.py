@@ -19,8 +19,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from specdec.building.engine_builder import EngineBuilder
@@ -155,7 +153,7 @@ def main() -> None:
     if args.cell:
         print(1e3 * seconds_of(*args.cell))
         return
-    from benchmarks.report import write
+    from benchmarks.report import finish
 
     trees = {"now": Path(__file__).parents[1]} | ({"before": args.before.resolve()} if args.before else {})
     rows: list[dict[str, Any]] = []
@@ -168,11 +166,7 @@ def main() -> None:
             rows.append(
                 {"batch": batch, "context": context, **{name: round(median(own), 3) for name, own in found.items()}}
             )
-    table = Table("batch", "context", *(f"{name}, ms" for name in trees))
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    Console().print(table)
-    write("host_step", {"rounds": args.rounds, "steps": STEPS, "rows": rows})
+    finish("host_step", {"rounds": args.rounds, "steps": STEPS}, rows)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,8 @@ import time
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.report import read_prompts, write
+from benchmarks.report import finish, read_prompts
 from specdec import LLM, SamplingParams
 from specdec.bench.environment import shown_path
 from specdec.config import DEMO, DEMO_HEAD
@@ -152,14 +150,10 @@ def main() -> None:
         }
         for place, found in runs.items()
     ]
-    table = Table("blocks", "first token, ms", "times as fast", "computed", "loaded", "tau", "same")
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    Console().print(table)
     figures = {"model": shown_path(args.model), "shared": SHARED, "ending": ENDING, "rounds": args.rounds}
     copied = {"to_host_ms": round(1000 * out, 2), "from_host_ms": round(1000 * back, 2)}
     share = round((out + back) / min(each.first_token for each in base), 4)
-    write(args.name, {**figures, "bytes_per_token": bytes_per_token, "rows": rows, **copied, "copies_share": share})
+    finish(args.name, {**figures, "bytes_per_token": bytes_per_token, **copied, "copies_share": share}, rows)
 
 
 def wait_until_written(llm: LLM) -> None:

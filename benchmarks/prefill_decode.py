@@ -24,10 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.report import read_prompts, write
+from benchmarks.report import finish, read_prompts
 from specdec import AsyncLLM, SamplingParams
 from specdec.config import DEMO, DEMO_HEAD
 
@@ -171,11 +168,7 @@ def main() -> None:
                 "first_token_ms": round(1000 * statistics.median(each.first_token for each in loaded)),
             }
         )
-    table = Table("engines", "gap alone, ms", "beside a prompt", "ratio", "range", "steps", "prompt, ms", "first token")
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    Console().print(table)
-    write("prefill_decode", {"prompt_tokens": PROMPT, "rounds": args.rounds, "rows": rows})
+    finish("prefill_decode", {"prompt_tokens": PROMPT, "rounds": args.rounds}, rows)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,9 @@ import time
 from collections import defaultdict
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from benchmarks.report import write
+from benchmarks.report import finish
 from specdec.kernels.native.library import Library, processor_forms
 from specdec.kernels.native.operations import NativeProjection
 
@@ -81,11 +79,7 @@ def main() -> None:
                         "sum_gb_s": round(summed / 1e9, 1),
                     }
                 )
-    table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
-    write("products", {"rounds": args.rounds, "rows": rows})
+    finish("products", {"rounds": args.rounds}, rows)
 
 
 if __name__ == "__main__":

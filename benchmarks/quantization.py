@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from benchmarks.report import in_use_mib, read_prompts, write
+from benchmarks.report import finish, in_use_mib, read_prompts, write
 from specdec import LLM, SamplingParams
 from specdec.bench.interleaved import run_rounds
 from specdec.bench.timed_run import EngineContender
@@ -208,11 +206,7 @@ def main() -> None:
         # Torch's threads spin after an operation, beside those of the products.
         torch.set_num_threads(1)
         made = [row for form, dtype in FORMS for count in (2, 1) for row in products(form, dtype, count)]
-        table = Table("form", "dtype", "threads", "columns", "inputs", "rows", "none, ms", "q8, ms", "ratio")
-        for row in made:
-            table.add_row(*(str(value) for value in row.values()))
-        Console().print(table)
-        write("quantization_products", {"rows": made})
+        finish("quantization_products", {}, made)
     elif args.what == "logits":
         write("quantization_logits", {"comparisons": quality(args.texts, args.max_tokens)})
     else:

@@ -3,14 +3,32 @@
 import ctypes
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 from specdec import DraftShape
 from specdec.bench.environment import environment
 
 RESULTS = Path(__file__).parent / "results"
 PROMPTS = Path(__file__).parent / "prompts"
+
+
+def finish(name: str, figures: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+    """Print a table of rows, with their keys as headings, and `write` them after the other figures.
+
+    Raises:
+        SystemExit: as of `write`.
+    """
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(*(key.replace("_", " ") for key in keys))
+    for row in rows:
+        table.add_row(*(str(row.get(key, "")) for key in keys))
+    Console().print(table)
+    write(name, {**figures, "rows": rows})
 
 
 def write(name: str, figures: dict[str, Any]) -> None:

@@ -14,10 +14,7 @@ import statistics
 import time
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.report import parse_shape, write
+from benchmarks.report import finish, parse_shape
 from specdec import DraftShape, SamplingParams
 from specdec.cache.block_pool import BlockPool
 from specdec.cache.kv_cache_manager import KVCacheManager
@@ -140,25 +137,22 @@ def main() -> None:
         for kind in pairs:
             pairs[kind].append(pairs_per_second(kind == "hashed"))
     rows: list[dict[str, Any]] = []
-    table = Table("rows", "running", "ms a step", "µs a request")
     for kind, count in sorted(cases):
         ms = statistics.median(seconds[kind, count]) * 1e3
-        row = {"rows": kind, "running": count, "ms": round(ms, 3), "us_per_request": round(ms / count * 1e3, 2)}
-        rows.append(row)
-        table.add_row(kind, str(count), f"{ms:.3f}", f"{row['us_per_request']:.2f}")
-    Console().print(table)
+        cost = {"ms": round(ms, 3), "us_per_request": round(ms / count * 1e3, 2)}
+        rows.append({"rows": kind, "running": count, **cost})
     ends = {kind: [row["us_per_request"] for row in rows if row["rows"] == kind] for kind in kinds}
-    write(
+    finish(
         "scheduling_cost",
         {
             "shape": args.shape,
             "prompt": args.prompt,
             "rounds": args.rounds,
             "steps_per_round": args.steps,
-            "rows": rows,
             "us_per_request_most_over_fewest_running": {kind: round(us[-1] / us[0], 2) for kind, us in ends.items()},
             "block_pairs_per_s": {kind: round(statistics.median(values)) for kind, values in pairs.items()},
         },
+        rows,
     )
 
 

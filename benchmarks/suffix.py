@@ -25,10 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.report import parse_shape, read_prompts, write
+from benchmarks.report import finish, parse_shape, read_prompts
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.config import DEMO, EngineConfig
 from specdec.core.outputs import SpeculationStats
@@ -189,13 +186,8 @@ def main() -> None:
         rows += list(measure(name, prompts, llms, args))
         print(*rows[-len(llms) :], sep="\n", flush=True)
     rows += list(replay(args.shape))
-    table = Table("workload", "draft", "requests", "tau", "nodes a step", "tok/s", "over the first", "tokens equal")
-    keys = ("workload", "draft", "requests", "tau", "nodes_per_step", "tok_per_s", "speed_over_first", "tokens_equal")
-    for row in rows:
-        table.add_row(*(str(row.get(key, "")) for key in keys))
-    Console().print(table)
     settings = {"dtype": first.config.dtype, "shape": vars(args.shape), "temperature": args.temperature}
-    write(args.name, {**settings, "max_tokens": args.max_tokens, "rows": rows})
+    finish(args.name, {**settings, "max_tokens": args.max_tokens}, rows)
 
 
 if __name__ == "__main__":

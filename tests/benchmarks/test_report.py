@@ -41,6 +41,16 @@ def test_a_clean_tree_has_its_results_written(checkout: Path, capsys: pytest.Cap
     assert [json.loads(line)["benchmark"] for line in capsys.readouterr().out.splitlines()] == ["old", "new"]
 
 
+def test_rows_are_printed_under_their_keys_and_written(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report.finish("new", {"rounds": 3}, [{"batch": 1, "tok_per_s": 2.5}, {"batch": 8, "tau": 4}])
+    *table, last = capsys.readouterr().out.splitlines()
+    cells = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in table]
+    assert [row for row in cells if row] == [["batch", "tok per s", "tau"], ["1", "2.5", ""], ["8", "", "4"]]
+    found = results(checkout, "new")
+    assert (found["rounds"], found["rows"]) == (3, [{"batch": 1, "tok_per_s": 2.5}, {"batch": 8, "tau": 4}])
+    assert json.loads(last) == found
+
+
 @pytest.mark.parametrize("changed", ["specdec/__init__.py", "kernels/code.py"])
 def test_an_unclean_tree_is_refused(checkout: Path, changed: str, capsys: pytest.CaptureFixture[str]) -> None:
     (checkout / changed).write_text("2\n")
