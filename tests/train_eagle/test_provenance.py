@@ -139,6 +139,15 @@ def test_tokens_beyond_the_targets_are_named(world: World, refused: Refused) -> 
     assert f"{world.own} has 97 tokens" in told
 
 
+def test_conversations_longer_than_the_targets_positions_are_named(world: World, refused: Refused) -> None:
+    """Training ended in an IndexError at the first batch with one."""
+    edit_json(world.own / "config.json", max_position_embeddings=12)
+    longest = max(len(sample.token_ids) for sample in PreparedData(world.prepared).load())
+    told = refused(*train(world, world.own))
+    assert f"--data {world.prepared}: has a conversation of {longest} tokens" in told
+    assert f"{world.own} has 12 positions; prepare it anew with --max-length 12" in told
+
+
 def test_preparing_refuses_answers_of_another_target(world: World, refused: Refused) -> None:
     told = refused("prepare", "--model", world.other, "--data", world.answers, "--out", world.folder / "new")
     assert names_both(told, world, "other")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.models.head_fit import VOCABULARY, check_vocabulary
 from specdec.models.hub import shown_name, shown_path
 from specdec.train_eagle.data.chat_mask import Sample
@@ -45,19 +46,28 @@ def _data_digest(folder: Path) -> str:
     return found.hexdigest()[:12]
 
 
-def check_data(folder: Path, samples: Sequence[Sample], target: Path, vocab_size: int) -> None:
-    """Check that prepared data, or requests that an engine kept, have the tokens of a target.
+def check_data(folder: Path, samples: Sequence[Sample], target: Path, sizes: LlamaConfig) -> None:
+    """Check that prepared data, or requests that an engine kept, have the tokens of a target and fit its positions.
+
+    Args:
+        sizes: the target's.
 
     Raises:
-        ValueError: another tokenizer, which is named with the target's, or a token that the target does not have.
+        ValueError: another tokenizer, which is named with the target's, a token that the target does not have, or a
+            conversation longer than its positions.
     """
     settings = PreparedData(folder).settings
     check_vocabulary(f"--data {folder}", settings.get("model"), settings.get(VOCABULARY), target)
     largest = max((max(sample.token_ids) for sample in samples), default=0)
-    if largest >= vocab_size:
+    if largest >= sizes.vocab_size:
         made = f"made for {settings.get('model') or 'another target'}, has token {largest}"
         remedy = "give the data's target by --model, or prepare the data with this one"
-        raise ValueError(f"--data {folder}: {made}; {shown_path(target)} has {vocab_size} tokens; {remedy}")
+        raise ValueError(f"--data {folder}: {made}; {shown_path(target)} has {sizes.vocab_size} tokens; {remedy}")
+    longest = max((len(sample.token_ids) for sample in samples), default=0)
+    if longest > sizes.max_position:
+        remedy = f"prepare it anew with --max-length {sizes.max_position}"
+        has = f"{shown_path(target)} has {sizes.max_position} positions"
+        raise ValueError(f"--data {folder}: has a conversation of {longest} tokens; {has}; {remedy}")
 
 
 def check_answers(source: str | Path, target: Path) -> None:

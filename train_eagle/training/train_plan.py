@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.train_eagle.data.chat_mask import Sample
 from specdec.train_eagle.data.prepared_data import PreparedData
 from specdec.train_eagle.data.provenance import check_data
@@ -30,20 +31,20 @@ FEW_CONVERSATIONS, FEW_STEPS = 1000, 100
 NOT_SAVED = ("resume",)
 
 
-def read_samples(folders: Sequence[Path], target: Path, vocab_size: int) -> list[Sample]:
+def read_samples(folders: Sequence[Path], target: Path, sizes: LlamaConfig) -> list[Sample]:
     """Return all conversations of prepared data that can be trained on.
 
     Args:
         target: the target's checkpoint.
-        vocab_size: its number of tokens.
+        sizes: its sizes.
 
     Raises:
-        ValueError: a folder holds no complete prepared data, or data of other tokens than the target's.
+        ValueError: a folder holds no complete prepared data, or data that does not fit the target, see `check_data`.
     """
     samples = []
     for folder in folders:
         found = PreparedData(folder).load()
-        check_data(folder, found, target, vocab_size)
+        check_data(folder, found, target, sizes)
         samples += found
     return [sample for sample in samples if any(sample.mask[2:])]
 

@@ -72,7 +72,7 @@ class TrainingRun:
         if config.draft_vocab_size is None:
             config = replace(config, draft_vocab_size=self.kind.default_draft_vocab(sizes))
         self.config = config
-        samples = read_samples(config.data, named, sizes.vocab_size)
+        samples = read_samples(config.data, named, sizes)
         self.data_names = source_names(config.data)
         if config.start is not None:
             check_start(config.start, named)
