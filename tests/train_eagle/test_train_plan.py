@@ -54,6 +54,15 @@ def test_much_data_has_the_settings_of_large_runs() -> None:
     }
 
 
+def test_a_run_has_the_batches_of_a_step() -> None:
+    """Fewer ended in an IndexError at the first step."""
+    few = {"epochs": 1, "batch_tokens": 800, "held_out": 1}
+    told = "3 batches of 800 tokens in 1 epochs are fewer than the 4 of one step, accumulate 4 in 1 processes; lower"
+    with pytest.raises(ValueError, match=told):
+        plan(13, accumulate=4, **few)
+    assert plan(13, accumulate=3, **few).total == 1
+
+
 def test_a_batch_holds_the_longest_conversation() -> None:
     assert plan(20, length=3000).settings["batch_tokens"] == 3000
 

@@ -84,7 +84,7 @@ class TrainPlan:
             processes: number of processes that train together.
 
         Raises:
-            ValueError: too few conversations, or one that is longer than a batch.
+            ValueError: too few conversations, or one that is longer than a batch; or fewer batches than a step takes.
         """
         fewest = max(1, min(LEAST_HELD_OUT, len(samples) // 5))
         held_out = config.held_out or min(MOST_HELD_OUT, max(fewest, len(samples) // SHARE))
@@ -100,7 +100,11 @@ class TrainPlan:
         found = len(packed(lengths, batch_tokens, config.seed)) / per_step
         epochs = config.epochs or min(MOST_EPOCHS, max(EPOCHS, math.ceil(STEPS / max(1.0, found))))
         batches = [batch for i in range(epochs) for batch in packed(lengths, batch_tokens, config.seed + i)]
-        total = max(1, len(batches) // per_step)
+        total = len(batches) // per_step
+        if not total:
+            few = f"{len(batches)} batches of {batch_tokens} tokens in {epochs} epochs are fewer than the {per_step}"
+            step = f"of one step, accumulate {config.accumulate} in {processes} processes"
+            raise ValueError(f"{few} {step}; lower accumulate or batch_tokens, or raise epochs")
         own = recipe(config.head)
         settled = {
             "held_out": held_out,
@@ -123,7 +127,7 @@ class TrainPlan:
     @property
     def total(self) -> int:
         """Return the number of optimizer steps."""
-        return max(1, len(self.batches) // self.per_step)
+        return len(self.batches) // self.per_step
 
     @property
     def tokens(self) -> int:
