@@ -37,6 +37,8 @@ def export(
     notes = _text(given.notes) if given.notes else None
     if given.run is not None:
         trained = from_run(given.run, given.model)
+        if "data" not in trained.recipe:
+            typer.echo("the run's prepared data is not there any more, so card and config.json do not name it")
     else:
         assert given.draft is not None
         trained = from_folder(checkpoint_path(given.draft), given.model)

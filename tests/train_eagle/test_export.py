@@ -1,6 +1,7 @@
 """Exported heads: bit-identical when loaded, and laid out exactly as the official ones."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,18 @@ def test_the_target_is_named_and_inspect_shows_it(kind: str, target: Path, model
     export("--draft", tmp_path / "mine", "--out", tmp_path / "again")
     assert card(tmp_path / "again")[0]["base_model"] == "me/mine"
     assert Inspection.of(tmp_path / "again", target).facts["trained for"] == "me/mine"
+
+
+def test_a_run_is_exported_without_its_data(
+    kind: str, target: Path, model: LlamaModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once it was moved or deleted, its names are left out."""
+    save_run(kind, tmp_path / "run", target, model)
+    shutil.rmtree(tmp_path / "prepared")
+    export("--run", tmp_path / "run", "--out", tmp_path / "out")
+    assert "prepared data is not there any more" in capsys.readouterr().out
+    assert "| `data` |" not in card(tmp_path / "out")[1]
+    assert Inspection.of(tmp_path / "out", None).facts["trained for"] == target.name
 
 
 def test_a_card_leaves_out_what_nobody_knows(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Export of a trained head to a folder that can be published: in a layout that others read, with a model card."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ class Trained(NamedTuple):
     Attributes:
         kind: the head's kind.
         head: the head in float32 on the CPU.
-        recipe: settings of its training, as far as known.
+        recipe: settings of its training, as far as known; no `data` where a run's prepared data is not there any more.
         target: name of its target, if known.
         vocabulary: `vocabulary_digest` of its target, if known.
         weights: `file_digest` of the folder's weights; None for those of a run, which no evaluation can be of.
@@ -82,7 +83,10 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
     left_out = ("data", "out", "features", "start", "processes", "tracker", "target", "contents")
     recipe = {name: value for name, value in settings.items() if name not in left_out}
     name = target_name(target)
-    told = {"target": name, "data": source_names(Path(folder) for folder in settings.get("data", ()))}
+    told: dict[str, Any] = {"target": name}
+    # A head can be exported after its data has been moved or deleted.
+    with suppress(ValueError):
+        told["data"] = source_names(Path(folder) for folder in settings.get("data", ()))
     return Trained(kind, head.float(), {**told, **recipe, "steps": saved.step}, name, vocabulary_digest(target))
 
 
