@@ -5,7 +5,8 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import pytest
 from specdec import LLM, SamplingParams
 from specdec.core.request import Request
 from specdec.engine.engine import LLMEngine
+from specdec.train_eagle.data import regeneration
 from specdec.train_eagle.program import main
 from tests.word_llama import WORDS, save_word_llama
 
@@ -241,6 +243,23 @@ def test_a_killed_run_leaves_its_answers(run: Run, tmp_path: Path, monkeypatch: 
     assert f"{ended:,} answers were on disk" in result.out
     assert file.read_bytes().startswith(killed[: killed.rfind(b"\n") + 1])
     assert (tmp_path / "answers.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_the_bar_of_a_resumed_run_ends_full(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run()
+    file = tmp_path / "answers.jsonl.journal"
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:9]))
+    bars, steps = [], []
+
+    @contextmanager
+    def bar(total: int, _: str) -> Iterator[Callable[[], None]]:
+        bars.append(total)
+        yield lambda: steps.append(1)
+
+    monkeypatch.setattr(regeneration, "progress_bar", bar)
+    run()
+    assert bars == [len(steps)]
+    assert 0 < len(steps) < 14
 
 
 def test_ctrl_c_keeps_what_has_ended(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,7 @@ def regenerate_file(options: ModelOptions, given: RegenerateSettings) -> Summary
     unusable = sum(bad.counts.values())
     run = Regeneration(llm, conversations, params, given, settings)
     earlier, interrupted = len(run.journal.rows), False
-    with progress_bar(len(conversations), "answering") as advance:
+    with progress_bar(sum(not each.ended for each in conversations), "answering") as advance:
         try:
             run.run(advance)
         except KeyboardInterrupt:
