@@ -1,15 +1,19 @@
 """Whole training runs: a head that drafts, and runs that are killed, spread over processes, or asked for nonsense."""
 
+import io
 import json
 import re
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.cli.inspection import Inspection
@@ -20,6 +24,7 @@ from specdec.train_eagle.program import main as program
 from specdec.train_eagle.training import train_log
 from specdec.train_eagle.training.read_config import read_config
 from specdec.train_eagle.training.train_run import TrainingRun
+from specdec.train_eagle.training.unrolled_loss import UnrolledLoss
 from tests.fakes import edit_json
 from tests.training_runs import command, config, environment, last, losses, main, save_own_words, save_target
 
@@ -299,6 +304,18 @@ def test_curves_are_drawn_while_it_runs(
     run.train()
     assert len({record["step"] for record in steps}) == 3
     assert steps[0]["step"] < steps[-1]["step"] == run.total
+
+
+def test_a_terminal_changes_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step, every tenth and the last, in less than half a minute: on a terminal it was every step."""
+    part = torch.zeros(1)
+    for terminal in (False, True):
+        monkeypatch.setattr(train_log, "Console", partial(Console, file=io.StringIO(), force_terminal=terminal))
+        accelerator: Any = SimpleNamespace(log=lambda *_, **__: None)
+        with train_log.TrainLog(tmp_path / str(terminal), accelerator, 25, 0) as log:
+            for step in range(1, 26):
+                log.step(step, step, 1, 1.0, UnrolledLoss(part, part, part, part, part), 0.1, 1.0)
+        assert [record["step"] for record in log.records()] == [1, 10, 20, 25]
 
 
 def test_trackers_are_chosen(target: Path, data: Path, tmp_path: Path) -> None:

@@ -86,8 +86,9 @@ class TrainLog:
         shares = " ".join(f"{value:.2f}" for value in accuracy)
         told = f"loss {record['loss']:.3f} accuracy {shares} {new_tokens / seconds:,.0f} tokens/s"
         self.bar.update(self._task, completed=step, told=told)
-        if line_due and not self.console.is_terminal:
+        if line_due:
             self._shown = now
+        if line_due and not self.console.is_terminal:
             left = (self.total - step) * (now - self.began) / max(1, step - self.first) / 60
             line = f"step {step}/{self.total} {told}, {tokens:,} tokens, {left:.1f} min left"
             self.console.print(line, soft_wrap=True)
