@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from specdec import LLM, SamplingParams
+from specdec import LLM, DraftShape, SamplingParams
+from specdec.config import EAGLE2_SHAPE
+from specdec.core.outputs import SpeculationStats
 from specdec.train_eagle.data.preparation import prepare
+from specdec.train_eagle.evaluation.head_evaluation import answer, engine
 from specdec.train_eagle.program import main as program
 from specdec.train_eagle.training.read_config import read_config
 from specdec.train_eagle.training.train_config import TrainConfig
@@ -39,6 +42,20 @@ def save_own_words(folder: Path, target: Path) -> Path:
             lines.write(json.dumps({"messages": chat}) + "\n")
     prepare(target, [folder / "answers.jsonl"], folder / "prepared")
     return folder / "prepared"
+
+
+def measure_tau(
+    target: Path,
+    head: Path,
+    prompts: list[list[int]],
+    temperature: float = 0.0,
+    max_tokens: int = 96,
+    shape: DraftShape = EAGLE2_SHAPE,
+    dtype: str = "auto",
+) -> SpeculationStats:
+    """Tau by the engine, with every tree as large as `shape` allows and seeds 0, 1, …"""
+    with engine(target, head, shape, dtype, max(map(len, prompts)) + max_tokens) as llm:
+        return SpeculationStats.total(output.stats for output in answer(llm, prompts, temperature, max_tokens))
 
 
 def config(target: Path, data: Path, out: Path, **changes: Any) -> TrainConfig:

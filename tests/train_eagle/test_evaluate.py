@@ -1,8 +1,8 @@
 """Figures of a head: those of the engine, and ranks that predict what the engine accepts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specdec import LLM, DraftShape, SamplingParams
+from specdec.bench.timed_run import EngineContender, TimedRun
 from specdec.config import EAGLE2_SHAPE, default_shape
 from specdec.core.outputs import SpeculationStats
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
@@ -21,10 +22,9 @@ from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.train_eagle.data.chat_mask import BadConversation, Sample
 from specdec.train_eagle.data.chat_prompts import question
 from specdec.train_eagle.data.conversations import BadData, Entry, Place
-from specdec.train_eagle.evaluation import speed
 from specdec.train_eagle.evaluation.accuracy import NO_TOKEN, accuracy, head_of, token_ranks
 from specdec.train_eagle.evaluation.evaluation import Evaluation
-from specdec.train_eagle.evaluation.head_evaluation import accepted_shares, answer, evaluate, measure_tau
+from specdec.train_eagle.evaluation.head_evaluation import accepted_shares, answer, evaluate
 from specdec.train_eagle.evaluation.replay import KnownAnswer, replay
 from specdec.train_eagle.passes.features import OnlineFeatures
 from specdec.train_eagle.training.head_trainer import LossSettings
@@ -33,6 +33,7 @@ from tests import stages
 from tests.fakes import TINY, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.kernel_sets import TORCH
 from tests.profiles import num_cases
+from tests.training_runs import measure_tau
 
 pytestmark = pytest.mark.slow
 
@@ -246,31 +247,57 @@ def test_the_command_reports_what_the_engine_does(
 def test_speed_is_of_both_engines_in_turn(
     target: Path, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a clock that only answers move: a drafted one by 1 s, a plain one by 3 s, and none by its warming up."""
-    now, asked = [0.0], []
-    real = LLM.generate
+    """Where a drafted answer takes 1 s, a plain one 3 s; the first of each warms up."""
+    asked = []
+    real = EngineContender.run
 
-    def generate(llm: LLM, prompts: Any, params: Any, **others: Any) -> Any:
-        outputs = real(llm, prompts, params, **others)
-        if isinstance(params, SamplingParams):
-            drafts = llm.config.draft is not None
-            asked.append((drafts, params.max_tokens))
-            now[0] += 100 if params.max_tokens == speed.WARM_UP_TOKENS else 1 if drafts else 3
-            assert llm.config.shape == default_shape("cpu")
-            assert llm.config.scheduler.adaptive_drafts
-        return outputs
+    def run(engine: EngineContender, prompts: Any, arrivals: Any = None) -> TimedRun:
+        drafts = engine.llm.config.draft is not None
+        asked.append(drafts)
+        assert not drafts or engine.llm.config.shape == default_shape("cpu")
+        assert engine.llm.config.scheduler.adaptive_drafts
+        return replace(real(engine, prompts, arrivals), seconds=1.0 if drafts else 3.0)
 
-    monkeypatch.setattr(LLM, "generate", generate)
-    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(EngineContender, "run", run)
     file = write(tmp_path / "a.jsonl", *({"prompt": f"w{i} w3"} for i in range(5)))
     found = evaluate(target, head, {"a": file}, BadData(), (0.0,), None, 20, None, "float64", speed_prompts=3)
-    plain_first, drafted_first = [(False, 20), (True, 20)], [(True, 20), (False, 20)]
-    assert asked == [(True, 8), (False, 8), *plain_first, *drafted_first, *plain_first]
+    assert asked == [False, True, True, False, False, True, True, False]
     assert found.measured[0].speedup == pytest.approx(3, rel=1e-3)
     # Tau besides, of the trees by which heads of runs are compared.
     assert [row.tree for row in found.measured] == [default_shape("cpu"), EAGLE2_SHAPE]
     assert [row.speedup is None for row in found.measured] == [False, True]
     assert found.measured[1].tau != found.measured[0].tau
+
+
+def test_without_options_both_trees_are_measured_and_engines_leave_each_other_room(
+    target: Path, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU holds two engines at a time, and caches as long as the longest request."""
+    lengths, is_open, most = [], set[int](), [0]
+    begin, close = LLM.__init__, LLM.close
+
+    def begins(llm: LLM, *args: Any, **settings: Any) -> None:
+        begin(llm, *args, **settings)
+        lengths.append(llm.max_model_len)
+        is_open.add(id(llm))
+        most[0] = max(most[0], len(is_open))
+
+    def closes(llm: LLM) -> None:
+        close(llm)
+        is_open.remove(id(llm))
+
+    file = write(tmp_path / "a.jsonl", {"prompt": "w1 w3"}, {"prompt": "w4 w5 w6 w7"})
+    tokenizer = LLM(target, draft=None).tokenizer
+    assert tokenizer is not None
+    longest = len(tokenizer.encode_chat([{"role": "user", "content": "w4 w5 w6 w7"}])) + 9
+    monkeypatch.setattr(LLM, "__init__", begins)
+    monkeypatch.setattr(LLM, "close", closes)
+    words = ["--model", target, "--draft", head, "--data", f"a={file}", "--out", tmp_path / "out"]
+    stages.run("evaluate", [*words, "--max-tokens", 9, "--temperatures", 0, "--dtype", "float64"])
+    found = Evaluation.read(tmp_path / "out" / "evaluation.json")
+    assert [row.tree for row in found.measured] == [default_shape("cpu"), EAGLE2_SHAPE]
+    assert lengths == [longest] * 4
+    assert (most, is_open) == ([2], set())
 
 
 def test_a_text_ends_where_the_heads_positions_do(target: Path, tmp_path: Path) -> None:

@@ -19,14 +19,23 @@ from specdec import LLM, DraftShape, SamplingParams
 from specdec.cli.inspection import Inspection
 from specdec.config import EAGLE2_SHAPE, default_shape
 from specdec.draft_heads.heads.eagle3 import Eagle3Head, Eagle3Layer
-from specdec.train_eagle.evaluation.head_evaluation import measure_tau
 from specdec.train_eagle.program import main as program
 from specdec.train_eagle.training import train_log
 from specdec.train_eagle.training.read_config import read_config
 from specdec.train_eagle.training.train_run import TrainingRun
 from specdec.train_eagle.training.unrolled_loss import UnrolledLoss
 from tests.fakes import edit_json
-from tests.training_runs import command, config, environment, last, losses, main, save_own_words, save_target
+from tests.training_runs import (
+    command,
+    config,
+    environment,
+    last,
+    losses,
+    main,
+    measure_tau,
+    save_own_words,
+    save_target,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specdec.llm import LLM
+from specdec.engine.request_maker import RequestMaker
 from specdec.train_eagle.data.chat_mask import BadConversation, Message
 from specdec.train_eagle.data.conversations import BadData, Entry, Source, parse, read
 
@@ -32,7 +32,9 @@ def question(entry: Entry) -> list[Message]:
     return messages
 
 
-def read_prompts(llm: LLM, source: Source, limit: int | None, max_tokens: int, bad: BadData) -> list[list[int]]:
+def read_prompts(
+    maker: RequestMaker, source: Source, limit: int | None, max_tokens: int, bad: BadData
+) -> list[list[int]]:
     """Return token ids of the questions in the first `limit` entries; other entries go to `bad`.
 
     Raises:
@@ -41,9 +43,9 @@ def read_prompts(llm: LLM, source: Source, limit: int | None, max_tokens: int, b
     prompts, problem = [], "there is nothing in it"
     for entry in read([source], limit):
         try:
-            prompt = chat_prompt(llm, question(entry))
-            if len(prompt) + max_tokens > llm.max_model_len:
-                detail = f"{len(prompt)} tokens and {max_tokens} to come, of {llm.max_model_len}; lower max_tokens"
+            prompt = chat_prompt(maker, question(entry))
+            if len(prompt) + max_tokens > maker.max_model_len:
+                detail = f"{len(prompt)} tokens and {max_tokens} to come, of {maker.max_model_len}; lower max_tokens"
                 raise BadConversation("too long", detail)
             prompts.append(prompt)
         except BadConversation as error:
@@ -54,13 +56,13 @@ def read_prompts(llm: LLM, source: Source, limit: int | None, max_tokens: int, b
     return prompts
 
 
-def chat_prompt(llm: LLM, messages: Sequence[Message]) -> list[int]:
+def chat_prompt(maker: RequestMaker, messages: Sequence[Message]) -> list[int]:
     """Return the prompt of a conversation.
 
     Raises:
         BadConversation: the chat template refuses it.
     """
     try:
-        return llm.chat_prompt(messages)
+        return maker.texts.chat_prompt(messages, {})
     except Exception as error:  # a template may raise any exception
         raise BadConversation("refused by the chat template", str(error)) from None

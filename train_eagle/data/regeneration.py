@@ -104,7 +104,7 @@ def read_conversations(
             messages = entry.messages()
             for i, message in enumerate(messages):
                 if message["role"] == "assistant":
-                    chat_prompt(llm, messages[:i])
+                    chat_prompt(llm.request_maker, messages[:i])
             conversations.append(OpenConversation(number, entry.place, messages, given.keep_cut))
         except BadConversation as error:
             bad.add(error, entry.place)
@@ -317,7 +317,7 @@ class Regeneration:
         Raises:
             BadConversation: there is none.
         """
-        prompt = chat_prompt(self.llm, conversation.question)
+        prompt = chat_prompt(self.llm.request_maker, conversation.question)
         room = self.llm.max_model_len - len(prompt)
         if room < 1:
             raise BadConversation("prompt as long as the context")

@@ -1,57 +1,50 @@
 """Evaluation of a head: tokens per target step and speed, measured by the engine itself, and accuracy."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from specdec.bench.environment import environment
-from specdec.config import EAGLE2_SHAPE, default_shape
+from specdec.bench.interleaved import run_rounds
+from specdec.bench.timed_run import EngineContender
+from specdec.config import EAGLE2_SHAPE, EngineConfig, default_shape
 from specdec.core.device import resolve_device
 from specdec.core.outputs import RequestOutput, SpeculationStats
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.engine.request_maker import RequestMaker
 from specdec.kernels.types.settings import KernelChoice
 from specdec.llm import LLM
 from specdec.models.head_fit import check_draft
+from specdec.models.llama import read_llama_config
 from specdec.models.tokenizer import vocabulary_digest
 from specdec.train_eagle.data.chat_prompts import read_prompts
 from specdec.train_eagle.data.conversations import BadData, open_source
 from specdec.train_eagle.data.provenance import WEIGHTS, file_digest
 from specdec.train_eagle.evaluation.accuracy import accuracy, head_of
 from specdec.train_eagle.evaluation.evaluation import Evaluation, Measured
-from specdec.train_eagle.evaluation.speed import measure_speed
 
 # Requests at once, and tokens of a step besides their trees.
 SEATS = 32
 PROMPT_TOKENS = 1 << 14
-# Heads of a training run are compared by EAGLE-2's published tree.
-SHAPE = EAGLE2_SHAPE
 
 
-def measure_tau(
-    model: Path,
-    head: Path,
-    prompts: Sequence[list[int]],
-    temperature: float = 0.0,
-    max_tokens: int = 96,
-    shape: DraftShape = SHAPE,
-    dtype: str = "auto",
-) -> SpeculationStats:
-    """Measure tau on prompts (token ids) with every tree as large as `shape` allows and seeds 0, 1, …"""
-    llm = engine(model, head, shape, dtype)
-    return SpeculationStats.total(output.stats for output in answer(llm, prompts, temperature, max_tokens))
+def engine(
+    model: Path, head: Path, shape: DraftShape, dtype: str, max_model_len: int, kernels: KernelChoice = "auto"
+) -> LLM:
+    """Build an engine whose token budget has room for every row's whole tree in every step, prompts included.
 
-
-def engine(model: Path, head: Path, shape: DraftShape, dtype: str, kernels: KernelChoice = "auto") -> LLM:
-    """Build an engine whose token budget has room for every row's whole tree in every step, prompts included."""
+    Args:
+        max_model_len: tokens of the longest request, for which every seat has room in the cache.
+    """
     return LLM(
         model,
         head,
         dtype=dtype,
         kernels=kernels,
         shape=shape,
+        max_model_len=max_model_len,
         adaptive_drafts=False,
         max_num_seqs=SEATS,
         max_num_batched_tokens=SEATS * (1 + shape.nodes) + PROMPT_TOKENS,
@@ -62,6 +55,21 @@ def answer(llm: LLM, prompts: Sequence[list[int]], temperature: float, max_token
     """Answer prompts with seeds 0, 1, …"""
     params = [SamplingParams(temperature=temperature, seed=i, max_tokens=max_tokens) for i in range(len(prompts))]
     return llm.generate(list(prompts), params, use_tqdm=False)
+
+
+def measure_speed(
+    drafting: LLM, plain: LLM, prompts: Sequence[list[int]], temperature: float, max_tokens: int
+) -> tuple[float, float]:
+    """Return tokens per second with a head and without one, of single requests that both engines answer in turn.
+
+    Args:
+        prompts: token ids, at least one prompt, whose first is answered once more before, which is not counted.
+    """
+    params = SamplingParams(temperature=temperature, seed=0, max_tokens=max_tokens)
+    engines = {"drafting": EngineContender(drafting, params), "plain": EngineContender(plain, params)}
+    run_rounds(engines, [prompts[:1]], rounds=0, warmup=1)
+    drafted, undrafted = run_rounds(engines, [[prompt] for prompt in prompts], rounds=1, warmup=0).values()
+    return drafted[0].tok_per_s, undrafted[0].tok_per_s
 
 
 def accepted_shares(stats: SpeculationStats) -> list[float]:
@@ -99,40 +107,54 @@ def evaluate(
         SamplingParams(temperature=temperature, max_tokens=max_tokens)
     sources = {name: open_source(source) for name, source in domains.items()}
     serving = shape or default_shape(resolve_device("auto").type)
-    shapes = [serving] if shape is not None else list(dict.fromkeys((serving, EAGLE2_SHAPE)))
+    others = [EAGLE2_SHAPE] if shape is None and serving != EAGLE2_SHAPE else []
     check_draft(draft, model)
-    # Accuracy runs the layers with an attention of its own, which layers in one call do not take.
-    llm = engine(model, draft, serving, dtype, "auto" if torch.cuda.is_available() else "torch")
-    head_of(llm)
-    if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
+    maker = RequestMaker.read(EngineConfig(model=model), read_llama_config(model))
+    if maker.tokenizer is None or not maker.tokenizer.has_chat_template:
         raise ValueError(f"{model}: no chat template; add a chat_template.jinja to the folder")
-    prompts = {name: read_prompts(llm, source, limit, max_tokens, bad) for name, source in sources.items()}
-    measured, accuracies = [], {}
-    # As generate builds them: with any kernels, and trees that adapt.
-    pair = [LLM(model, head, dtype=dtype, shape=serving) for head in (draft, None)] if speed_prompts else []
-    others = [engine(model, draft, other, dtype) for other in shapes[1:]]
-    for name, asked in prompts.items():
+    prompts = {name: read_prompts(maker, source, limit, max_tokens, bad) for name, source in sources.items()}
+    # Bounds the caches, so that on a GPU an engine leaves room for another.
+    longest = max(len(prompt) for asked in prompts.values() for prompt in asked) + max_tokens
+    cases = [(name, temperature) for name in prompts for temperature in dict.fromkeys(temperatures)]
+    speeds = {}
+    if speed_prompts:
+        # As generate builds them: with any kernels, and trees that adapt.
+        drafting = LLM(model, draft, dtype=dtype, shape=serving, max_model_len=longest)
+        with drafting, LLM(model, None, dtype=dtype, max_model_len=longest) as plain:
+            head_of(drafting)
+            for name, temperature in cases:
+                timed = prompts[name][:speed_prompts]
+                speeds[name, temperature] = measure_speed(drafting, plain, timed, temperature, max_tokens)
+    # Accuracy runs the layers with an attention of its own, which layers in one call do not take.
+    with engine(model, draft, serving, dtype, longest, "auto" if torch.cuda.is_available() else "torch") as llm:
+        head_of(llm)
+        dtype = llm.config.dtype
         # Accuracy is measured on greedy answers, which are always made.
-        answers = {t: answer(llm, asked, t, max_tokens) for t in dict.fromkeys((*temperatures, 0.0))}
-        accuracies[name] = accuracy(llm, answers[0.0], serving.depth)
-        for temperature in dict.fromkeys(temperatures):
-            row = _measured(name, temperature, serving, answers[temperature])
-            if pair:
-                speed = measure_speed(pair[0], pair[1], asked[:speed_prompts], temperature, max_tokens)
-                row = replace(row, tok_per_s=round(speed.drafted, 3), plain_tok_per_s=round(speed.plain, 3))
-            measured.append(row)
-            for other in others:
-                measured.append(
-                    _measured(name, temperature, other.config.shape, answer(other, asked, temperature, max_tokens))
-                )
+        answers = {
+            (name, temperature): answer(llm, asked, temperature, max_tokens)
+            for name, asked in prompts.items()
+            for temperature in dict.fromkeys((*temperatures, 0.0))
+        }
+        accuracies = {name: accuracy(llm, answers[name, 0.0], serving.depth) for name in prompts}
+    rows = {case: [_measured(*case, serving, answers[case], speeds.get(case, ()))] for case in cases}
+    for other in others:
+        with engine(model, draft, other, dtype, longest) as llm:
+            for (name, temperature), found in rows.items():
+                outputs = answer(llm, prompts[name], temperature, max_tokens)
+                found.append(_measured(name, temperature, other, outputs))
     facts = environment()
     machine = facts["gpu"] or f"{facts['processor']}, {facts['threads']} threads"
     made_of = vocabulary_digest(model), file_digest(draft, WEIGHTS)
-    return Evaluation(str(model), str(draft), llm.config.dtype, max_tokens, measured, accuracies, machine, *made_of)
+    measured = [row for found in rows.values() for row in found]
+    return Evaluation(str(model), str(draft), dtype, max_tokens, measured, accuracies, machine, *made_of)
 
 
-def _measured(name: str, temperature: float, shape: DraftShape, outputs: Sequence[RequestOutput]) -> Measured:
+def _measured(
+    name: str, temperature: float, shape: DraftShape, outputs: Sequence[RequestOutput], speeds: Iterable[float] = ()
+) -> Measured:
     found = SpeculationStats.total(output.stats for output in outputs)
     shares = accepted_shares(found)
     shares += [0.0] * (shape.depth - len(shares))
-    return Measured(name, temperature, shape, len(outputs), round(found.tau, 4), shares, found.tokens, found.steps)
+    counts = found.tokens, found.steps
+    rates = (round(speed, 3) for speed in speeds)
+    return Measured(name, temperature, shape, len(outputs), round(found.tau, 4), shares, *counts, *rates)

@@ -73,8 +73,11 @@ class HeldOutTau:
     def _answered(self, taps: Sequence[int]) -> list[KnownAnswer]:
         """Return the answers, with the target's states on the CPU."""
         dtype = str(self._model.embed_tokens.weight.dtype).removeprefix("torch.")
-        llm = LLM(self._path, draft=None, dtype=dtype, max_num_seqs=SEATS)
-        outputs = llm.generate(self._prompts, SamplingParams(temperature=0, max_tokens=MAX_TOKENS), use_tqdm=False)
+        # Bounds the cache: on a GPU it takes what training leaves.
+        longest = min(self._model.config.max_position, max(map(len, self._prompts)) + MAX_TOKENS)
+        params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+        with LLM(self._path, draft=None, dtype=dtype, max_num_seqs=SEATS, max_model_len=longest) as llm:
+            outputs = llm.generate(self._prompts, params, use_tqdm=False)
         texts = [output.prompt_token_ids + output.token_ids for output in outputs]
         source = OnlineFeatures(self._model, [Sample(text, [True] * len(text)) for text in texts], taps)
         batches = [source.batch([i]).to(torch.device("cpu")) for i in range(len(texts))]
