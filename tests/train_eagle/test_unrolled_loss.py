@@ -16,14 +16,13 @@ from specdec.train_eagle.training.unrolled_loss import (
     UnrolledLoss,
     dpace_weights,
     scored_predictions,
-    unrolled_loss,
 )
 
 KINDS: tuple[LossKind, ...] = ("ce", "kl", "lk-hybrid", "ce-l1")
 
 
 class Case(NamedTuple):
-    """Arguments of `unrolled_loss`."""
+    """Arguments of `scored_predictions` for logits that are one product."""
 
     states: list[Tensor]
     weight: Tensor
@@ -34,10 +33,10 @@ class Case(NamedTuple):
     kind: LossKind
     step_weights: list[float]
     chunk: int
-    eta: float
 
     def loss(self) -> UnrolledLoss:
-        return unrolled_loss(*self)
+        states, weight, *rest = self
+        return scored_predictions([Factors(states, weight)], *rest)[0]
 
 
 def make_case(
@@ -67,7 +66,6 @@ def make_case(
         kind=kind,
         step_weights=step_weights or [0.8**step for step in range(steps)],
         chunk=chunk,
-        eta=3.0,
     )
 
 
@@ -101,7 +99,7 @@ def naive(case: Case) -> UnrolledLoss:
             q = (case.weight @ state[anchor]).softmax(0)
             overlap = torch.minimum(p, q).sum()
             cross, kl = -(p * q.log()).sum(), (p * (p / q).log()).sum()
-            share = torch.exp(-case.eta * overlap.detach())
+            share = torch.exp(-3 * overlap.detach())
             hybrid = share * kl + (1 - share) * (1 - overlap)
             both = 0.1 * cross + 0.9 * (p - q).abs().sum()
             losses.append({"ce": cross, "kl": kl, "lk-hybrid": hybrid, "ce-l1": both}[case.kind])

@@ -13,7 +13,7 @@ from specdec.draft_heads.llama.rope import Rotary, rotary_at
 from specdec.train_eagle.passes.features import FeatureBatch
 from specdec.train_eagle.passes.unrolled_attention import UnrolledAttention
 from specdec.train_eagle.training.train_config import LossKind, SlotWeights
-from specdec.train_eagle.training.unrolled_loss import UnrolledLoss, unrolled_loss
+from specdec.train_eagle.training.unrolled_loss import Factors, UnrolledLoss, scored_predictions
 
 
 class LossSettings(NamedTuple):
@@ -119,16 +119,10 @@ class UnrolledTrainer(HeadTrainer):
             counted.append(counts)
         wanted = batch.features[rows.here]
         weights = [settings.step_decay**step for step in range(settings.unroll)]
-        loss = unrolled_loss(
-            [head.read(state) for state in states],
-            self.teacher if self.output is None else self.output.weight,
-            anchors,
-            torch.stack(counted),
-            wanted,
-            self.teacher,
-            settings.loss,
-            weights,
-        )
+        output = self.teacher if self.output is None else self.output.weight
+        logits = [Factors([head.read(state) for state in states], output)]
+        teacher = wanted, self.teacher
+        loss, _ = scored_predictions(logits, anchors, torch.stack(counted), *teacher, settings.loss, weights)
         total = settings.token_weight * loss.total
         if settings.feature_weight:
             total = total + settings.feature_weight * _distance(states, wanted, anchors, counted, weights)

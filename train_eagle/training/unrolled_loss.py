@@ -12,6 +12,8 @@ from specdec.train_eagle.training.train_config import LossKind
 
 # Logits that a CPU processes at a time, so that intermediate results stay in a core's cache.
 CPU_BLOCK = 2**17
+# Rate at which `lk-hybrid` goes over to acceptance.
+ETA = 3.0
 # Parts of `ce-l1` (DSpark, 2607.05147).
 CE_SHARE, L1_SHARE = 0.1, 0.9
 
@@ -46,24 +48,6 @@ class Factors(NamedTuple):
     weight: Tensor
 
 
-def unrolled_loss(
-    states: Sequence[Tensor],
-    weight: Tensor,
-    anchors: Tensor,
-    counted: Tensor,
-    teacher_states: Tensor,
-    teacher_weight: Tensor,
-    kind: LossKind,
-    step_weights: Sequence[float],
-    chunk: int = 512,
-    eta: float = 3.0,
-) -> UnrolledLoss:
-    """Return the loss of `scored_predictions` for logits that are one product, of `states` and `weight`."""
-    logits = (Factors(states, weight),)
-    teacher = teacher_states, teacher_weight
-    return scored_predictions(logits, anchors, counted, *teacher, kind, step_weights, chunk, eta)[0]
-
-
 def scored_predictions(
     logits: Sequence[Factors],
     anchors: Tensor,
@@ -73,7 +57,6 @@ def scored_predictions(
     kind: LossKind,
     step_weights: Sequence[float],
     chunk: int = 512,
-    eta: float = 3.0,
     dpace_alpha: float | None = None,
 ) -> tuple[UnrolledLoss, Tensor]:
     """Return the weighted mean over steps, sum_j w_j mean_j / sum_j w_j, of those with counted predictions.
@@ -85,7 +68,7 @@ def scored_predictions(
 
     - `ce`: -sum p log q, as EAGLE does (Li et al. 2024, equation 2).
     - `kl`: KL(p || q), which has the same gradient.
-    - `lk-hybrid`: l KL(p || q) + (1 - l) (1 - sum min(p, q)), where l = exp(-eta sum min(p, q)), without gradient:
+    - `lk-hybrid`: l KL(p || q) + (1 - l) (1 - sum min(p, q)), where l = exp(-3 sum min(p, q)), without gradient:
       the better the head, the more it is trained for acceptance (LK losses, Samarin et al. 2026, arXiv 2602.23881;
       the weight l is computed per prediction, as in vLLM's `speculators`).
     - `ce-l1`: 0.1 ce + 0.9 sum |p - q|, twice the total variation, as DSpark does.
@@ -118,7 +101,7 @@ def scored_predictions(
         scales = [1.0 / max(1, int(counted.any(0).sum()))] * len(counts)
     teacher = teacher_states, teacher_weight.to(teacher_states.dtype)
     given_places = anchors.cpu(), counted.cpu()
-    problem = _Problem(*given_places, *teacher, kind, eta, scales, chunk, torch.is_grad_enabled(), dpace_alpha)
+    problem = _Problem(*given_places, *teacher, kind, scales, chunk, torch.is_grad_enabled(), dpace_alpha)
     given = [state.to(dtype) for product in logits for state in product.states]
     weights = [product.weight for product in logits]
     total, sums, accepted = _Loss.apply(problem, len(weights), *weights, *given)  # type: ignore[no-untyped-call]
@@ -150,7 +133,6 @@ class _Problem(NamedTuple):
     teacher_states: Tensor
     teacher_weight: Tensor
     kind: LossKind
-    eta: float
     scales: list[float]
     chunk: int
     learns: bool
@@ -306,7 +288,7 @@ def _score(
             sign = gradient.sign()
             slope = q * (sign - (q * sign).sum(-1, keepdim=True)) / 2
             if problem.kind == "lk-hybrid":
-                share = torch.exp(-problem.eta * acceptance)
+                share = torch.exp(-ETA * acceptance)
                 loss = share * loss + (1 - share) * (1 - acceptance)
                 gradient = torch.lerp(slope, gradient, share.unsqueeze(1))
             else:
