@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
@@ -173,12 +174,30 @@ class LLM:
             trace: let the outputs' `steps` hold all steps with their draft trees and accepted paths.
         """
         adds = self._adds(prompts, sampling_params, priority, cache_salt, lora_request)
+        with closing(self._states(adds, trace)) as states:
+            for _, state in states:
+                yield state
+
+    def numbered_stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        trace: bool = False,
+    ) -> Generator[tuple[int, RequestOutput]]:
+        """Run prompts like `stream`; yield the number of the prompt, from 0, with each state."""
+        return self._states(self._adds(prompts, sampling_params), trace)
+
+    def _states(self, adds: Sequence[Add], trace: bool) -> Generator[tuple[int, RequestOutput]]:
         for add in adds:
             add.trace = trace
         with self._call(adds, RequestGroup.output) as call:
-            shown = {group.request_id: ShownStates(group.requests[0].params.output_kind) for group in call.groups}
+            numbers = {group.request_id: number for number, group in enumerate(call.groups)}
+            shown = [ShownStates(group.requests[0].params.output_kind) for group in call.groups]
             for state in call.run():
-                yield from shown[state.request_id].of(state)
+                number = numbers[state.request_id]
+                for each in shown[number].of(state):
+                    yield number, each
 
     @check_call(FOREIGN_CALL)
     def chat(

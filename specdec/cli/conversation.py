@@ -56,7 +56,7 @@ class Conversation:
         if self._reasoning is not None and self.llm.tokenizer is not None:
             self._reasoning.begin(params, self.llm.tokenizer, prompt, {})
             self.thinking = None if params.reasoning_ended else self._parser()
-        batch = run_batch(self.llm, [prompt], [params], "answering", listen, trace=True)
+        batch = run_batch(self.llm, [prompt], [params], "answering", lambda _, state: listen(state), trace=True)
         (answer,) = batch.answers
         self.answers.append(answer)
         if answer.output.error is not None:

@@ -118,10 +118,10 @@ def _run(
         for warmed in (llm, plain_llm):
             warmed.generate(inputs[:1], few, use_tqdm=False)
 
-    def listen(output: "RequestOutput") -> None:
+    def listen(number: int, output: "RequestOutput") -> None:
         view.show(output)
         if trace is not None:
-            trace.add(output)
+            trace.add(number, output)
 
     batch, plain = run_batch(llm, inputs, each, "generating", listen, trace=trace is not None), None
     if plain_llm and not batch.interrupted:

@@ -86,31 +86,27 @@ def run_batch(
     prompts: Sequence[str | list[int]],
     params: Sequence[SamplingParams],
     what: str,
-    listen: Callable[[RequestOutput], None] = lambda _: None,
+    listen: Callable[[int, RequestOutput], None] = lambda *_: None,
     trace: bool = False,
 ) -> TimedBatch:
     """Run all prompts together, with a progress bar. Ctrl-C ends the run and keeps its outputs so far.
 
     Args:
         what: stands beside the bar.
-        listen: is called with every state of a request.
+        listen: is called with the number of the prompt, from 0, and every state of its request.
         trace: let answers hold all their steps with the draft trees.
 
     Raises:
         ValueError: a prompt that cannot be run; nothing has run then.
     """
     batch = TimedBatch([TimedAnswer(max_tokens=one.max_tokens) for one in params], tree=llm.config.tree_in_words)
-    order: dict[str, TimedAnswer] = {}
     start = time.perf_counter()
     try:
         bar = progress_bar(len(prompts), what, figures=lambda: batch.stats, tree=batch.tree)
-        with closing(llm.stream(prompts, params, trace=trace)) as states, bar as advance:
-            for output in states:
-                # First come, first served: requests show up in the order of their prompts.
-                if output.request_id not in order:
-                    order[output.request_id] = batch.answers[len(order)]
-                order[output.request_id].take(output.outputs[0], time.perf_counter() - start)
-                listen(output)
+        with closing(llm.numbered_stream(prompts, params, trace=trace)) as states, bar as advance:
+            for number, output in states:
+                batch.answers[number].take(output.outputs[0], time.perf_counter() - start)
+                listen(number, output)
                 if output.finished:
                     advance()
     except KeyboardInterrupt:

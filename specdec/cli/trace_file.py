@@ -1,6 +1,7 @@
 """The file of `specdec generate --trace`: one JSON object per step and line."""
 
 import json
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -33,9 +34,9 @@ class TraceFile:
         except OSError as error:
             raise ValueError(f"--trace {file}: cannot be written: {error.strerror}; name another file") from None
         self._tokenizer, self._params = llm.tokenizer.backend if llm.tokenizer else None, params
-        # By request, in the order of the prompts.
-        self._reporters: dict[str, StepReporter] = {}
-        self._num_steps: dict[str, int] = {}
+        # By prompt.
+        self._reporters: dict[int, StepReporter] = {}
+        self._num_steps: Counter[int] = Counter()
 
     def __enter__(self) -> Self:
         return self
@@ -45,13 +46,11 @@ class TraceFile:
     ) -> None:
         self._lines.close()
 
-    def add(self, output: RequestOutput) -> None:
-        """Write the steps that a request's state has and the one before had not."""
-        name = output.request_id
-        if name not in self._reporters:
-            self._reporters[name], self._num_steps[name] = StepReporter(self._tokenizer, self._params), 0
-        prompt = list(self._reporters).index(name)
-        for report in self._reporters[name].new_steps(output.outputs[0]):
-            place = {"prompt": prompt, "step": self._num_steps[name]}
+    def add(self, prompt: int, output: RequestOutput) -> None:
+        """Write the steps that a state of a prompt's request has and the one before had not."""
+        if prompt not in self._reporters:
+            self._reporters[prompt] = StepReporter(self._tokenizer, self._params)
+        for report in self._reporters[prompt].new_steps(output.outputs[0]):
+            place = {"prompt": prompt, "step": self._num_steps[prompt]}
             self._lines.write(json.dumps({**place, **asdict(report)}, allow_nan=False) + "\n")
-            self._num_steps[name] += 1
+            self._num_steps[prompt] += 1

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from specdec import LLM, SamplingParams
 from specdec.cli.app import main
 from tests.specdec.tiny_checkpoints import Tiny
 
@@ -85,6 +86,22 @@ def test_the_file_holds_every_step_of_every_answer(run: Run, tiny: Tiny, tmp_pat
         assert [token["token"] for line in own for token in line["output"]] == answer["token_ids"]
         assert "".join(piece["text"] for line in own for piece in line["pieces"]) == answer["text"]
     assert any(node["accepted"] for line in lines for node in line["nodes"])
+
+
+def test_answers_stand_under_their_prompts_whichever_begins_first(run: Run, tiny: Tiny, tmp_path: Path) -> None:
+    """The short prompt's answer begins while the long one is still read."""
+    prompts, file, texts = tmp_path / "prompts.jsonl", tmp_path / "steps.jsonl", ["the cat sat on the mat " * 3, "Hi"]
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    options = ("--prompts", prompts, "--trace", file, "--json", "--long-prefill-token-threshold", 8, "--raw")
+    answers = [json.loads(line) for line in run("generate", "--draft", tiny.head, *options).out.splitlines()]
+    llm = LLM(tiny.target, draft=None, dtype="float64", device="cpu")
+    expected = llm.generate(texts, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
+    assert [answer["token_ids"] for answer in answers] == [output.token_ids for output in expected]
+    lines: list[dict[str, Any]] = [json.loads(line) for line in file.read_text().splitlines()]
+    assert lines[0]["prompt"] == 1
+    for number, answer in enumerate(answers):
+        own = [line for line in lines if line["prompt"] == number]
+        assert [token["token"] for line in own for token in line["output"]] == answer["token_ids"]
 
 
 @pytest.mark.parametrize("command", ["generate", "trace"])
