@@ -138,7 +138,9 @@ class DiskStore:
                 else:
                     flaw = "it ends early"
             if flaw is None:
-                os.utime(path)
+                # Of a file that another user has written, the time stays.
+                with suppress(OSError):
+                    os.utime(path)
                 self._note(name, size)
                 return True
             self._notes.warn(f"{path} is ignored: {flaw}")

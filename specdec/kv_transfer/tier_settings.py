@@ -5,13 +5,15 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from specdec.kv_transfer.kv_transfer_config import KVTransferConfig, check_keys, parse_kv_transfer_config
+from specdec.kv_transfer.kv_transfer_config import KVTransferConfig, check_keys, parse_kv_transfer_config, read_object
 
 OFFLOADING, MOONCAKE, MULTI = "OffloadingConnector", "MooncakeStoreConnector", "MultiConnector"
 # Host memory where none is given, which blocks pass on the way to and from stores; a folder's limit.
 _HOST_BYTES, _DISK_BYTES = 1 << 30, 10 << 30
 _OPTION = "kv_transfer_config"
 _LOOPBACK = "127.0.0.1"
+# Settings of the host memory that all tiers share.
+_COMMON = ("cpu_bytes_to_use", "load_timeout", "cache_prefix")
 
 
 @dataclass(frozen=True)
@@ -89,31 +91,53 @@ def _add(config: KVTransferConfig, tiers: Tiers) -> None:
     if name not in (OFFLOADING, MOONCAKE, MULTI):
         raise ValueError(f"{_OPTION} has kv_connector {name!r}; it must be one of {OFFLOADING}, {MOONCAKE}, {MULTI}")
     if name == MULTI:
-        check_keys(extra, ("connectors",), what)
-        parts = extra.get("connectors")
-        if not isinstance(parts, list) or not parts:
-            raise ValueError(f"{what} has connectors {parts!r}; it must be a list of configurations")
-        for part in parts:
-            own = parse_kv_transfer_config(part, "connectors")
-            if own.kv_connector_module_path is not None or own.kv_connector == MULTI:
-                raise ValueError(f"{what} has {own.kv_connector!r}; it must be {OFFLOADING} or {MOONCAKE}")
-            _add(own, tiers)
-        return
+        check_keys(extra, ("connectors", *_COMMON), what)
+        extra |= _of_parts(config, extra.get("connectors"), what, tiers)
     for key, least in (("cpu_bytes_to_use", 1), ("load_timeout", 0)):
         if key in extra:
             setattr(tiers, key, _number(what, key, extra.pop(key), least))
     if "cache_prefix" in extra:
         tiers.cache_prefix = _text(what, "cache_prefix", extra.pop("cache_prefix"))
-    common = ("cpu_bytes_to_use", "load_timeout", "cache_prefix")
-    if name == MOONCAKE:
-        tiers.pools.append(_pool(extra, what, common))
+    if name == MULTI:
         return
-    check_keys(extra, ("secondary_tiers", *common), what)
+    if name == MOONCAKE:
+        tiers.pools.append(_pool(extra, what, _COMMON))
+        return
+    check_keys(extra, ("secondary_tiers", *_COMMON), what)
     seconds = extra.get("secondary_tiers", [])
     if not isinstance(seconds, list) or not all(isinstance(each, Mapping) for each in seconds):
         raise ValueError(f"{what} has secondary_tiers {seconds!r}; it must be a list of objects")
     for second in seconds:
         _add_secondary(second, tiers)
+
+
+def _of_parts(config: KVTransferConfig, parts: Any, what: str, tiers: Tiers) -> dict[str, Any]:
+    """Add the tiers of a `MultiConnector`'s parts; return what they set for all.
+
+    Each of vLLM's parts has its role, and one its host memory. All parts here share both, so one may give them, and
+    others no other ones.
+    """
+    if not isinstance(parts, list) or not parts:
+        raise ValueError(f"{what} has connectors {parts!r}; it must be a list of configurations")
+    shared = {key: value for key, value in config.kv_connector_extra_config.items() if key == "cpu_bytes_to_use"}
+    for part in parts:
+        own = parse_kv_transfer_config({"kv_role": config.kv_role, **read_object(part, "connectors")}, "connectors")
+        if own.kv_connector_module_path is not None or own.kv_connector == MULTI:
+            raise ValueError(f"{what} has {own.kv_connector!r}; it must be {OFFLOADING} or {MOONCAKE}")
+        if own.kv_role != config.kv_role:
+            raise ValueError(
+                f"connectors has kv_role {own.kv_role!r} beside {config.kv_role!r} of {MULTI}; all parts have one role"
+            )
+        extra = dict(own.kv_connector_extra_config)
+        for key in filter(extra.__contains__, _COMMON):
+            value = extra.pop(key)
+            if key != "cpu_bytes_to_use" or shared.setdefault(key, value) != value:
+                raise ValueError(
+                    f"connectors has {key} {value!r} in {own.kv_connector}; it is one for all parts: give it beside "
+                    f"connectors, in {what}"
+                )
+        _add(replace(own, kv_connector_extra_config=extra), tiers)
+    return shared
 
 
 def _add_secondary(second: Mapping[str, Any], tiers: Tiers) -> None:
@@ -134,15 +158,20 @@ def _add_secondary(second: Mapping[str, Any], tiers: Tiers) -> None:
 def _pool(extra: Mapping[str, Any], what: str, others: tuple[str, ...]) -> MooncakeSettings:
     known = fields(MooncakeSettings)
     check_keys(extra, (*(each.name for each in known), *others), what)
+    given: dict[str, Any] = {}
     for each in known:
         if each.name not in extra:
             if each.default is MISSING:
                 raise ValueError(f"{what} lacks {each.name}; give it")
         elif each.type is int or each.type == "int":
-            _number(what, each.name, extra[each.name], 1)
+            given[each.name] = _number(what, each.name, extra[each.name], 1)
         else:
-            _text(what, each.name, extra[each.name])
-    return MooncakeSettings(**extra)
+            given[each.name] = _text(what, each.name, extra[each.name])
+    address = given["master_server_address"]
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"{what} has master_server_address {address!r}; it must be HOST:PORT")
+    return MooncakeSettings(**given)
 
 
 def _number(what: str, key: str, value: Any, least: int) -> Any:

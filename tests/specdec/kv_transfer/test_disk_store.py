@@ -52,6 +52,18 @@ def test_blocks_survive_a_restart(tmp_path: Path, notes: Notes) -> None:
     assert not list(tmp_path.rglob("*.part"))
 
 
+def test_files_of_another_user_are_read(tmp_path: Path, notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their time of use cannot be set."""
+    store = opened(tmp_path, notes)
+    put(store, "a")
+
+    def denied(_: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "utime", denied)
+    assert get(store, "a") == [b"a" * SIZE]
+
+
 def test_engines_share_a_folder(tmp_path: Path, notes: Notes) -> None:
     """Each finds what the other has written since both were started, and counts what it has read to its limit."""
     one, other = opened(tmp_path, notes), opened(tmp_path, notes, 2)

@@ -55,7 +55,28 @@ def test_mistakes_are_named(given: Any, message: str) -> None:
         ("OffloadingConnector", {"secondary_tiers": [{"type": "fs", "root_dir": 3}]}, "root_dir 3"),
         ("MooncakeStoreConnector", {}, "lacks master_server_address"),
         ("MooncakeStoreConnector", {**POOL, "global_segment_size": "1"}, "global_segment_size '1'"),
+        ("MooncakeStoreConnector", {**POOL, "master_server_address": "pool"}, "'pool'; it must be HOST:PORT"),
         ("MultiConnector", {}, "connectors None"),
+        (
+            "MultiConnector",
+            {"connectors": [{"kv_connector": "OffloadingConnector", "kv_role": "kv_consumer"}]},
+            "connectors has kv_role 'kv_consumer' beside 'kv_both' of MultiConnector",
+        ),
+        (
+            "MultiConnector",
+            {"connectors": [{"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"load_timeout": 2}}]},
+            "connectors has load_timeout 2 in OffloadingConnector; it is one for all parts: give it beside connectors",
+        ),
+        (
+            "MultiConnector",
+            {
+                "connectors": [
+                    {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": most}}
+                    for most in (5, 6)
+                ]
+            },
+            "connectors has cpu_bytes_to_use 6 in OffloadingConnector; it is one for all parts",
+        ),
         ("MultiConnector", {"connectors": [{"kv_connector": "MultiConnector"}]}, "must be OffloadingConnector or"),
     ],
 )
@@ -67,13 +88,29 @@ def test_mistakes_in_settings_of_connectors_are_named(connector: str, extra: dic
 def test_tiers_are_stacked_in_the_order_given() -> None:
     disk = {"type": "fs", "root_dir": "/a", "max_bytes": 5}
     offloading = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"secondary_tiers": [disk]}}
-    mooncake = {"kv_connector": "MooncakeStoreConnector", "kv_connector_extra_config": {**POOL, "load_timeout": 0.5}}
-    both = tiers("MultiConnector", connectors=[offloading, mooncake])
+    mooncake = {"kv_connector": "MooncakeStoreConnector", "kv_connector_extra_config": POOL}
+    both = tiers("MultiConnector", connectors=[offloading, mooncake], load_timeout=0.5)
     assert [(str(root), most) for root, most in both.disks] == [("/a", 5)]
     assert both.pools == [MooncakeSettings(**POOL)]
     assert both.load_timeout == 0.5
     inside = tiers("OffloadingConnector", secondary_tiers=[disk, {"type": "mooncake", **POOL}])
     assert (inside.disks, inside.pools) == (both.disks, both.pools)
+
+
+def test_parts_may_say_what_holds_for_all() -> None:
+    """As vLLM's do, each of which has a role, and one the host memory."""
+    parts = [
+        {"kv_role": "kv_consumer", "kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
+        for extra in ({"cpu_bytes_to_use": 5e9}, {"secondary_tiers": [{"type": "fs", "root_dir": "/a"}]})
+    ]
+    given = {"kv_connector": "MultiConnector", "kv_role": "kv_consumer"}
+    found = tiers_of(parse_kv_transfer_config({**given, "kv_connector_extra_config": {"connectors": parts}}))
+    assert (found.cpu_bytes_to_use, len(found.disks)) == (5_000_000_000, 1)
+
+
+def test_sizes_are_whole_numbers_however_json_writes_them() -> None:
+    (pool,) = tiers("MooncakeStoreConnector", **POOL, global_segment_size=1e9).pools
+    assert (pool.global_segment_size, type(pool.global_segment_size)) == (10**9, int)
 
 
 def test_each_rank_has_a_port_of_its_own() -> None:
