@@ -30,6 +30,13 @@ _TYPES = "ray.llm._internal.serve.core.configs.openai_api_models"
 _DEMO = "demo"
 # What engine_kwargs holds beside the keywords of `LLM`.
 _OWN = ("draft", "server")
+# Settings of a server without effect here, with what to do instead.
+_KEYS = "Ray Serve's ingress takes the requests, so check keys in front of it"
+_ELSEWHERE = {
+    "api_key": _KEYS,
+    "admin_api_key": _KEYS,
+    "lora_modules": "Ray Serve LLM names no adapters of this engine; serve a merged checkpoint",
+}
 _NOT_FOUND = 404
 
 
@@ -42,7 +49,7 @@ class SpecdecEngine(LLMEngine):  # type: ignore[misc]
             options of the connection are Ray Serve's matter.
 
     Raises:
-        ValueError: an unknown setting, or one outside its range.
+        ValueError: an unknown setting, one outside its range, or keys or adapters of the server.
     """
 
     def __init__(self, llm_config: LLMConfig) -> None:
@@ -52,6 +59,8 @@ class SpecdecEngine(LLMEngine):  # type: ignore[misc]
         for name in server:
             if name not in ServerSettings.__dataclass_fields__:
                 raise unknown_name("server", name, ServerSettings.__dataclass_fields__)
+            if name in _ELSEWHERE and server[name]:
+                raise ValueError(f"server has {name}; {_ELSEWHERE[name]}")
         checked = ServerSettings(**server)
         source = loading.model_source or (None if loading.model_id == _DEMO else loading.model_id)
         self._llm = AsyncLLM(source, own.get("draft", AUTO), engine_timeout=checked.engine_timeout, **settings)
