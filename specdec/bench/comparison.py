@@ -14,6 +14,7 @@ from specdec.bench.mode import PLAIN, Mode
 from specdec.bench.peers import ADAPTERS, PeerMode, PeerSetup, load_peer
 from specdec.bench.prompt_file import GivenPrompt
 from specdec.bench.timed_run import Contender, EngineContender
+from specdec.building.llm_settings import sharing_a_gpu
 from specdec.building.named_checkpoints import named_target
 from specdec.building.plugins import import_plugins
 from specdec.building.resolved_config import DRAFT_WORDS, resolved_config
@@ -121,7 +122,7 @@ def compare(comparison: Comparison, advance: Callable[[], None] = lambda: None) 
         ValueError: a setting, a prompt or a peer that does not fit.
     """
     # All are checked before the first is loaded.
-    configs = {mode.label: _config(comparison, mode) for mode in comparison.modes}
+    configs = {mode.label: _config(comparison, mode, place) for place, mode in enumerate(comparison.modes, 1)}
     check_tokenizer(configs[PLAIN][0].model)
     engines = {label: LLM(config.model, config.sources, **own) for label, (config, own) in configs.items()}
     plain = engines[PLAIN]
@@ -141,10 +142,15 @@ def compare(comparison: Comparison, advance: Callable[[], None] = lambda: None) 
     return Results(comparison, facts, results)
 
 
-def _config(comparison: Comparison, mode: Mode) -> tuple[EngineConfig, dict[str, Any]]:
-    """Return the configuration of a mode, and the settings with which its `LLM` is made of the paths that it names."""
+def _config(comparison: Comparison, mode: Mode, place: int) -> tuple[EngineConfig, dict[str, Any]]:
+    """Return the configuration of a mode, and the settings with which its `LLM` is made of the paths that it names.
+
+    Args:
+        place: the mode's among all, from 1.
+    """
+    shared = sharing_a_gpu(comparison.settings, place, len(comparison.modes))
     # Rounds must not profit from each other.
-    settings = {"enable_prefix_caching": False, **comparison.settings, **mode.settings}
+    settings = {"enable_prefix_caching": False, **shared, **mode.settings}
     shape = {**comparison.shape, **mode.shape}
     if comparison.kind == "acceptance":
         # Every row's whole tree in every step, also beside prompts.

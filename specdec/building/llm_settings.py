@@ -124,6 +124,22 @@ def engine_config(model: Path, draft: Path | None, settings: dict[str, Any]) -> 
     return EngineConfig(model, draft, scheduler=scheduler, limits=limits, **others)
 
 
+def sharing_a_gpu(settings: Mapping[str, Any], number: int, count: int) -> dict[str, Any]:
+    """Return the settings with which one of several engines of a process leaves a GPU's memory to those after it.
+
+    An engine counts all that is in use, also by those before it.
+
+    Args:
+        number: the engine's place in the order of loading, from 1.
+        count: number of the engines.
+    """
+    shared, own = dict(settings), settings.get("gpu_memory_utilization")
+    if settings.get("kv_cache_memory") is None:
+        most = EngineConfig.gpu_memory_utilization if own is None else own
+        shared["gpu_memory_utilization"] = most * number / count
+    return shared
+
+
 def _fields_of(owner: type[SchedulerConfig | RequestLimits], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords that are fields of a dataclass."""
     names = {each.name for each in fields(owner)}

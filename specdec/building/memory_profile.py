@@ -51,7 +51,8 @@ def cache_bytes(config: EngineConfig, rehearse: Callable[[], int]) -> int:
     if left <= 0:
         raise ValueError(
             f"gpu_memory_utilization {config.gpu_memory_utilization} of {total >> 20} MiB leaves no room for a cache: "
-            f"weights and the largest step take {(peak + outside) >> 20} MiB; raise it or lower max_num_batched_tokens"
+            f"weights, the largest step and all else on the GPU take {(peak + outside) >> 20} MiB; raise it, lower "
+            "max_num_batched_tokens, or end what else uses the GPU"
         )
     return left
 

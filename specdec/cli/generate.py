@@ -79,7 +79,7 @@ def generate(
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
     from specdec.cli.render import JsonView, TextView
 
-    llm = model_options.load()
+    llm = model_options.sharing_a_gpu(1, 1 + compare).load()
     # A head may name its target.
     plain_llm = model_options.without_drafts(llm.config.model).load() if compare else None
     params = model_options.params(llm)

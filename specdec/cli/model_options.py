@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from specdec.building.llm_settings import engine_config
+from specdec.building.llm_settings import engine_config, sharing_a_gpu
 from specdec.cli.options import options_for
 from specdec.config import DEMO, EngineConfig, default_shape
 from specdec.core.garbage import no_collections
@@ -129,6 +129,10 @@ class ModelOptions:
         check_tokenizer(config.tokenizer or config.model)
         with spinner("loading the model"):
             return LLM(config.model, config.sources, **{**settings, **NO_REVISIONS})
+
+    def sharing_a_gpu(self, number: int, count: int) -> Self:
+        """Return the same options for one of several engines of this process; see `llm_settings.sharing_a_gpu`."""
+        return replace(self, settings=sharing_a_gpu(self.settings, number, count))
 
     def without_drafts(self, model: Path) -> Self:
         """Return the same options for plain decoding with a target that was found."""

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.bench import bench_settings, environment, peers
+from specdec.bench import bench_settings, comparison, environment, peers
 from specdec.bench.figures import Spread, figures_of
 from specdec.bench.interleaved import Round, run_rounds
 from specdec.bench.mode import parse_modes
 from specdec.bench.timed_run import EngineContender, TimedRun, TimedSample
 from specdec.cli.app import main
-from specdec.config import DEMO
+from specdec.config import DEMO, EngineConfig
 from specdec.core.outputs import SpeculationStats
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from tests.specdec.tiny_checkpoints import Tiny
@@ -119,6 +119,24 @@ def test_figures_of_speculation_are_those_of_the_engine(bench: Bench, tiny: Tiny
     assert mode["accepted_per_depth"] == [count / total.steps for count in total.accepted_per_depth]
     assert mode["nodes_per_step"] == total.drafted / total.steps
     assert "tok_per_s" not in mode
+
+
+def test_modes_share_the_memory_of_a_gpu(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are loaded into one process, one after another; a mode's own setting counts as it is."""
+    shares, real = [], comparison.resolved_config
+
+    def watched(*args: Any) -> EngineConfig:
+        config = real(*args)
+        shares.append((config.gpu_memory_utilization, config.kv_cache_memory))
+        return config
+
+    monkeypatch.setattr(comparison, "resolved_config", watched)
+    own = ("--draft", "ngram", "--draft", "ngram:gpu_memory_utilization=0.3")
+    assert bench("acceptance", *own, "--gpu-memory-utilization", 0.6).code == 0
+    assert shares == [(pytest.approx(0.2), None), (pytest.approx(0.4), None), (0.3, None)]
+    shares.clear()
+    assert bench("acceptance", "--draft", "ngram", "--kv-cache-memory", "64MiB").code == 0
+    assert shares == [(0.9, 64 << 20)] * 2
 
 
 def test_results_name_no_folder_of_this_machine_for_what_is_built_in() -> None:

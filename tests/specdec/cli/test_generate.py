@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,21 @@ def test_json_tells_what_the_library_tells(run: Run, tiny: Tiny) -> None:
     # The first token comes from the prompt's own pass.
     assert answer["tau"] == 23 / answer["steps"]  # type: ignore[operator]
     assert sum(answer["accepted_per_depth"]) > 0  # type: ignore[call-overload]
+
+
+def test_both_engines_of_a_comparison_share_the_memory_of_a_gpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares, real = [], LLM.__init__
+
+    def watched(llm: LLM, *args: Any, **settings: Any) -> None:
+        real(llm, *args, **settings)
+        shares.append((llm.config.draft is None, llm.config.gpu_memory_utilization))
+
+    monkeypatch.setattr(LLM, "__init__", watched)
+    assert run("Hello", "--compare", "--json").code == 0
+    assert shares == [(False, 0.45), (True, 0.9)]
+    shares.clear()
+    assert run("Hello").code == 0
+    assert shares == [(False, 0.9)]
 
 
 def test_streamed_text_is_the_text_of_json(run: Run) -> None:

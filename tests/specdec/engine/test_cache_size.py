@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from specdec import LLM, DraftShape
+from specdec.building.llm_settings import sharing_a_gpu
 from specdec.building.memory_profile import CPU_CACHE_BYTES, Rehearsal, cache_bytes
 from specdec.cache.kv_cache import entry_bytes
 from specdec.config import EngineConfig
@@ -61,6 +62,17 @@ def test_a_gpu_gives_what_weights_and_the_largest_step_leave(monkeypatch: pytest
     gpu.peak = 70 * GIB
     config = EngineConfig(device=GPU, gpu_memory_utilization=0.75)
     assert cache_bytes(config, gpu.rehearse) == (60 - 20 - 1) * GIB
+
+
+def test_two_engines_of_one_process_have_room_on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the second finds in use includes the first one's weights and cache."""
+    gpu = FakeGPU(monkeypatch)
+    caches = []
+    for number in (1, 2):
+        config = EngineConfig(device=GPU, **sharing_a_gpu({}, number, 2))
+        caches.append(cache_bytes(config, gpu.rehearse))
+        gpu.allocated += caches[-1] + 16 * GIB
+    assert caches == pytest.approx([(36 - 20 - 1) * GIB, (72 - 15 - 16 - 20 - 1) * GIB], abs=1)
 
 
 def test_a_gpu_without_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
