@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
@@ -39,23 +38,13 @@ class BenchSettings:
         short="-o",
         panel="Output",
     )
-    plot: Path | None = setting(
-        None,
-        "PNG file to draw; needs matplotlib (the extra bench).",
-        metavar="FILE",
-        shown_default="none",
-        panel="Output",
-    )
 
     def __post_init__(self) -> None:
         check_settings(self)
-        for name, ending in (("output", ".json"), ("plot", ".png")):
-            value = getattr(self, name)
-            if value is not None:
-                _check_file(name, Path(value), ending)
-                object.__setattr__(self, name, Path(value))
-        if self.plot is not None and find_spec("matplotlib") is None:
-            raise ValueError("--plot needs matplotlib, which is not installed; run: pip install 'specdec[bench]'")
+        if self.output is not None:
+            object.__setattr__(self, "output", Path(self.output))
+            if self.output.suffix.lower() != ".json":
+                raise ValueError(f"output is {str(self.output)!r}; it must end with .json")
 
 
 @dataclass(frozen=True)
@@ -80,11 +69,3 @@ class ThroughputSettings(LatencySettings):
     request_rate: float | None = setting(
         None, "Mean arrivals of prompts per second, by a Poisson process.", above=0, shown_default="all at once"
     )
-
-
-def _check_file(name: str, file: Path, ending: str) -> None:
-    """Refuse a file that cannot be written, before anything is measured."""
-    if file.suffix.lower() != ending:
-        raise ValueError(f"{name} is {str(file)!r}; it must end with {ending}")
-    if not file.parent.is_dir():
-        raise ValueError(f"{name} is {str(file)!r}; its folder does not exist; make it first")

@@ -16,6 +16,7 @@ from specdec.bench.prompt_file import GivenPrompt, read_prompt_file
 from specdec.building.llm_settings import engine_config
 from specdec.cli.model_options import OWNERS, Chat, Model, engine_options
 from specdec.cli.options import Command, Verbose, options_for, with_options
+from specdec.cli.output_files import check_writable
 from specdec.config import DEMO, default_shape
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
@@ -131,6 +132,8 @@ def _run(
 
     if peers and rate:
         raise ValueError("--request-rate and --peer exclude each other; leave one out")
+    if given.output:
+        check_writable(given.output, "--output")
     prompts = _prompts(given, raw=chat is False)
 
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
@@ -156,18 +159,17 @@ def _run(
     with progress_bar(comparison.num_runs, "measuring") as advance:
         results = compare(comparison, advance)
     document = to_json(results)
-    # Files first: a reader of the tables may close the pipe early.
-    if given.output:
-        given.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    if given.plot:
-        # Late, because matplotlib is optional.
-        from specdec.bench.plots import draw
-
-        draw(results, given.plot)
-    if as_json:
-        typer.echo(json.dumps(document))
-    else:
-        show(results)
+    try:
+        # The file first: a reader of the tables may close the pipe early.
+        if given.output:
+            given.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"--output {given.output}: cannot be written: {error.strerror}") from None
+    finally:
+        if as_json:
+            typer.echo(json.dumps(document))
+        else:
+            show(results)
 
 
 def _prompts(given: BenchSettings, raw: bool) -> list[GivenPrompt]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.bench import bench_settings, comparison, environment, peers
+from specdec.bench import comparison, environment, peers
 from specdec.bench.figures import Spread, figures_of
 from specdec.bench.interleaved import Round, run_rounds
 from specdec.bench.mode import parse_modes
@@ -187,15 +187,27 @@ def test_throughput_runs_the_prompts_together(bench: Bench, tiny: Tiny, rate: tu
 
 
 def test_tables_and_files(bench: Bench, tiny: Tiny, tmp_path: Path) -> None:
-    output, plot = tmp_path / "results.json", tmp_path / "plot.png"
-    result = bench("latency", "--draft", tiny.head, "--output", output, "--plot", plot)
+    output = tmp_path / "results.json"
+    result = bench("latency", "--draft", tiny.head, "--output", output)
     assert (result.code, result.err) == (0, "")
     for words in ("speed-up", "depth 1", "writing", "0 of 3", "differ: prompts whose tokens", "Median (least–most)"):
         assert words in result.out
     document = json.loads(output.read_text())
     assert {"processor", "threads", "torch", "commit", "specdec", "model", "dataset", "rounds"} <= set(document)
     assert document["benchmark"] == "bench latency"
-    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_file_that_cannot_be_written_in_the_end_costs_no_figures(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    result = bench("acceptance", "--draft", "ngram", "--output", tmp_path / "results.json", "--json")
+    assert result.code == 2
+    assert list(result.modes) == ["plain", "ngram"]
+    assert result.err == f"specdec: --output {tmp_path}/results.json: cannot be written: No space left on device\n"
 
 
 def test_sampled_tokens_are_compared_under_the_coupled_rule_alone(bench: Bench, tiny: Tiny) -> None:
@@ -281,7 +293,8 @@ def test_interrupted_run_leaves_nothing_behind(tiny: Tiny, monkeypatch: pytest.M
         (["--temperature", -1], "temperature is -1.0"),
         (["--dataset", "/no/such.jsonl"], "--dataset /no/such.jsonl: no such file"),
         (["--output", "results.txt"], "output is 'results.txt'; it must end with .json"),
-        (["--plot", "/no/such/plot.png"], "plot is '/no/such/plot.png'; its folder does not exist"),
+        (["--output", "/no/such/results.json"], "--output /no/such/results.json: /no/such is no folder; create it"),
+        (["--output", "/proc/results.json"], "--output /proc/results.json: cannot be written: "),
         (
             ["--peer", "sglang"],
             "--peer is 'sglang'; it must begin with one of transformers, llama.cpp, llama-server, xllamacpp, openvino, "
@@ -312,13 +325,6 @@ def test_missing_peer_is_told_in_one_line(
 def test_peers_have_no_arrivals(bench: Bench) -> None:
     result = bench("throughput", "--peer", "transformers", "--request-rate", 3)
     assert (result.code, result.err) == (2, "specdec: --request-rate and --peer exclude each other; leave one out\n")
-
-
-def test_missing_matplotlib_is_told_in_one_line(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_settings, "find_spec", lambda _: None)
-    result = bench("latency", "--plot", "plot.png")
-    assert result.code == 2
-    assert result.err == "specdec: --plot needs matplotlib, which is not installed; run: pip install 'specdec[bench]'\n"
 
 
 def test_long_prompt_ends_the_benchmark(bench: Bench) -> None:

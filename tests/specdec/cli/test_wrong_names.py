@@ -144,7 +144,10 @@ def test_python_raises_the_same(place: Path, tiny: Tiny, name: str, make: Callab
         (["chat", "--model", "{tiny.bare}", "--draft", "none"], "{tiny.bare}: no tokenizer.json"),
         (["trace", "--model", "{tiny.bare}", "--draft", "none", "--prompt", "hi"], "{tiny.bare}: no tokenizer.json"),
         (["profile", "--model", "{tiny.bare}", "--draft", "{tiny.head}"], "{tiny.bare}: no tokenizer.json"),
-        (["profile", "--plot", "{0}/nowhere/p.png"], "--plot {0}/nowhere/p.png: {0}/nowhere is no folder"),
+        (
+            ["bench", "latency", "--output", "{0}/nowhere/r.json"],
+            "--output {0}/nowhere/r.json: {0}/nowhere is no folder",
+        ),
         (["bench", "latency", "--dataset", "dmeo"], "--dataset dmeo: no such file; the nearest is demo"),
         (["bench", "latency", "--draft", "eagle", "--draft", "eagel"], "eagel: no such folder; the nearest is eagle"),
         (["bench", "latency", "--model", "{0}/head"], "{0}/head: a draft head"),
