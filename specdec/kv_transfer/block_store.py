@@ -17,7 +17,7 @@ class StoreError(Exception):
 
 
 class BlockStore(Protocol):
-    """Records by key. All methods but `may_hold` may block; they are called by threads of their own.
+    """Records by key. All methods may block; they are called by threads of their own.
 
     A record that is damaged, truncated or of another key counts as absent.
 
@@ -26,10 +26,6 @@ class BlockStore(Protocol):
     """
 
     name: str
-
-    def may_hold(self, key: str) -> bool:
-        """Return at once whether looking for the key can be worth while."""
-        ...
 
     def count_held(self, keys: Sequence[str]) -> int:
         """Return how many of the keys are there before the first that is not."""
@@ -41,10 +37,6 @@ class BlockStore(Protocol):
 
     def write(self, keys: Sequence[str], payloads: Sequence[memoryview]) -> None:
         """Keep the payloads, as far as there is room."""
-        ...
-
-    def remove(self, keys: Sequence[str]) -> None:
-        """Forget records."""
         ...
 
     def close(self) -> None:

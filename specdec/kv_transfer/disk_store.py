@@ -66,10 +66,6 @@ class DiskStore:
         except OSError as error:
             raise ValueError(f"root_dir {root}: {error.strerror or error}; give a folder that can be written") from None
 
-    def may_hold(self, key: str) -> bool:  # noqa: ARG002
-        """Return True: another engine may have written it, and asking the folder may take long."""
-        return True
-
     def count_held(self, keys: Sequence[str]) -> int:
         return next((place for place, key in enumerate(keys) if not self._path(_name_of(key)).exists()), len(keys))
 
@@ -85,10 +81,6 @@ class DiskStore:
         for key, payload in zip(keys, payloads, strict=True):
             if not self._path(_name_of(key)).exists():
                 self._write(key, payload)
-
-    def remove(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self._unlink(_name_of(key))
 
     def close(self) -> None:
         """Do nothing: files are closed."""
@@ -127,13 +119,13 @@ class DiskStore:
         name = _name_of(key)
         path = self._path(name)
         try:
-            with path.open("rb", buffering=0) as file:
+            with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 header = file.read(HEADER_SIZE)
                 flaw = None
                 if size != HEADER_SIZE + len(payload):
                     flaw = f"{size} bytes where {HEADER_SIZE + len(payload)} are expected"
-                elif _fill(file.fileno(), payload) == len(payload):
+                elif file.readinto(payload) == len(payload):
                     flaw = flaw_of(key, header, payload)
                 else:
                     flaw = "it ends early"
@@ -164,9 +156,10 @@ class DiskStore:
         partial = path.with_name(f"{name}.{os.getpid()}.{threading.get_ident()}{_PARTIAL}")
         try:
             path.parent.mkdir(exist_ok=True)
-            with partial.open("wb", buffering=0) as file:
-                for part in (header_of(key, payload), payload):
-                    _drain(file.fileno(), memoryview(part))
+            with partial.open("wb") as file:
+                file.write(header_of(key, payload))
+                file.write(payload)
+                file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)
         except OSError as error:
@@ -213,16 +206,3 @@ def rank_folder(root: Path, rank: int, num_ranks: int) -> Path:
 
 def _name_of(key: str) -> str:
     return f"{sha256(key.encode()).hexdigest()}.kv"
-
-
-def _fill(descriptor: int, payload: memoryview) -> int:
-    """Read into the payload; return how many bytes came."""
-    done = 0
-    while done < len(payload) and (count := os.readv(descriptor, [payload[done:]])):
-        done += count
-    return done
-
-
-def _drain(descriptor: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]

@@ -4,34 +4,14 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
 
 from specdec.cache.block_moves import BlockSource
 from specdec.cache.block_pool import BlockPool
 from specdec.core.request import Request
 from specdec.kv_transfer.host_saves import HEAD, HostSaves
 from specdec.kv_transfer.notes import Notes
+from specdec.kv_transfer.rank_reads import RankReads
 from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Result
-
-
-class Searches(Protocol):
-    """Reader of blocks from stores into host memory; see `RankReads`."""
-
-    @property
-    def has_stores(self) -> bool:
-        """Return whether there are stores."""
-
-    def may_hold(self, block_hash: bytes) -> bool:
-        """Return at once whether a store may have the block."""
-
-    def is_stalled(self, seconds: float) -> bool:
-        """Return whether a read has taken longer than this."""
-
-    def look_up(self, job: int, hashes: Sequence[bytes]) -> None:
-        """Count how many of the blocks the stores have."""
-
-    def fetch(self, job: int, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
-        """Fill blocks of host memory."""
 
 
 @dataclass(eq=False)
@@ -78,13 +58,13 @@ class HostTier:
         num_blocks: blocks of host memory.
         block_size: tokens of a block.
         parts: names of the cache's parts.
-        searches: the stores behind.
+        searches: reads blocks from stores into host memory.
         timeout: seconds after which a search ends with what it has.
         notes: for searches that take too long.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, parts: Sequence[str], searches: Searches, timeout: float, notes: Notes
+        self, num_blocks: int, block_size: int, parts: Sequence[str], searches: RankReads, timeout: float, notes: Notes
     ) -> None:
         self.pool = BlockPool(num_blocks)
         self.block_size, self._timeout, self._notes = block_size, timeout, notes
@@ -186,7 +166,7 @@ class HostTier:
         self._searches[request] = search
         self._hold(search)
         rest = search.hashes[len(search.blocks) :]
-        if rest and self._transfers.may_hold(rest[0]) and not self._transfers.is_stalled(self._timeout):
+        if rest and self._transfers.may_find and not self._transfers.is_stalled(self._timeout):
             job = self._by_first.get(rest[0])
             if job is None:
                 job = _Job(next(self._numbers), rest)

@@ -55,10 +55,6 @@ class MooncakeStore:
         except StoreError as error:
             notes.warn(f"{self.name}: {error}; tokens are computed until it answers")
 
-    def may_hold(self, key: str) -> bool:  # noqa: ARG002
-        """Return True: only the server knows."""
-        return True
-
     def count_held(self, keys: Sequence[str]) -> int:
         """Return how many of the keys are there before the first that is not.
 
@@ -115,16 +111,6 @@ class MooncakeStore:
             raise StoreError("the pool is full")
         if any(code not in (0, _WRITES, _THERE) for code in codes):
             raise self._failure("writing", codes)
-
-    def remove(self, keys: Sequence[str]) -> None:
-        """Forget records.
-
-        Raises:
-            StoreError: the server does not answer.
-        """
-        codes = self._connected().batch_remove(list(keys), True)
-        if any(code < 0 and code != _NOT_FOUND for code in codes):
-            raise self._failure("removing", codes)
 
     def close(self) -> None:
         """Leave the pool; what this process has kept of it is lost."""

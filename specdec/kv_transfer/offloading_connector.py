@@ -92,7 +92,7 @@ class OffloadingConnector(KVConnector):
         self.memory = HostBlocks(self._num_blocks, caches)
         self._sizes = {name: len(self.memory.payload(name, 0)) for name in self.memory.names}
         self.transfers = Transfers(self._stores, self.memory, self._key, self._notes, caches.common_parts)
-        self.reads = RankReads(self.transfers, caches.num_ranks, caches.num_drafting)
+        self.reads = RankReads(self.transfers.has_stores, caches.num_ranks, caches.num_drafting)
         self._num_loaded = [0] * caches.num_ranks
         sizes = self._num_blocks, self._block_size
         self.tier = HostTier(*sizes, caches.all_parts or self.memory.names, self.reads, self._timeout, self._own_notes)

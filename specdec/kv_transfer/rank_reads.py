@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Read, Result, Saved
 
@@ -21,15 +21,6 @@ class ReadMeta(NamedTuple):
     reads: list[Read]
 
 
-class Stores(Protocol):
-    """A rank's stores, asked without waiting; see `Transfers`."""
-
-    @property
-    def has_stores(self) -> bool: ...
-
-    def may_hold(self, block_hash: bytes) -> bool: ...
-
-
 class RankReads:
     """The searches of a `HostTier` over all ranks, each of which has its own part of every block.
 
@@ -38,13 +29,13 @@ class RankReads:
     object, and all of them are told the same.
 
     Args:
-        own: the stores of this rank.
+        has_stores: whether there are stores, on each rank the same.
         num_ranks: number of ranks.
         num_drafting: number of the first ranks, which have other parts than the target's too.
     """
 
-    def __init__(self, own: Stores, num_ranks: int, num_drafting: int) -> None:
-        self._own, self._num_ranks, self._num_drafting = own, num_ranks, num_drafting
+    def __init__(self, has_stores: bool, num_ranks: int, num_drafting: int) -> None:
+        self.has_stores, self._num_ranks, self._num_drafting = has_stores, num_ranks, num_drafting
         self._meta = ReadMeta([], [])
         # By job: the blocks that are being filled.
         self._blocks: dict[int, Sequence[int]] = {}
@@ -60,12 +51,9 @@ class RankReads:
         self._since = [0.0] * num_ranks
 
     @property
-    def has_stores(self) -> bool:
-        return self._own.has_stores
-
-    def may_hold(self, block_hash: bytes) -> bool:
-        """Return at once whether the stores may have the block, as far as every rank knows."""
-        return all(self.are_up) and self._own.may_hold(block_hash)
+    def may_find(self) -> bool:
+        """Return whether there are stores that answer, as far as every rank knows."""
+        return self.has_stores and all(self.are_up)
 
     def is_stalled(self, seconds: float) -> bool:
         """Return whether a rank's read has taken longer than this, so that further ones would wait behind it."""

@@ -6,11 +6,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from specdec.kv_transfer.block_store import BlockStore
 from specdec.kv_transfer.guarded_store import GuardedStore
 from specdec.kv_transfer.notes import Notes
+
+if TYPE_CHECKING:
+    from specdec.kv_transfer.host_blocks import HostBlocks
 
 TARGET = "target"
 # Blocks that are read, or written, in one call of a store.
@@ -58,23 +61,6 @@ class Saved(NamedTuple):
 Result = Found | Fetched | Saved
 
 
-class HostMemory(Protocol):
-    """Blocks of host memory by parts; see `HostBlocks`."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the parts."""
-        ...
-
-    def payload(self, part: str, block: int) -> memoryview:
-        """Return the bytes of a part of a block."""
-        ...
-
-    def clear(self, part: str, block: int) -> None:
-        """Fill a part of a block with zeros."""
-        ...
-
-
 class _Write(NamedTuple):
     block: int
     block_hash: bytes
@@ -96,7 +82,7 @@ class Transfers:
     def __init__(
         self,
         stores: Sequence[BlockStore],
-        memory: HostMemory,
+        memory: "HostBlocks",
         key: Callable[[str, bytes], str],
         notes: Notes,
         common_parts: frozenset[str] = frozenset(),
@@ -117,13 +103,6 @@ class Transfers:
     @property
     def has_stores(self) -> bool:
         return bool(self._readable)
-
-    def may_hold(self, block_hash: bytes) -> bool:
-        """Return at once whether a store may have the block if it answers."""
-        if not self._readable:
-            return False
-        key = self._key(TARGET, block_hash)
-        return any(guard.store.may_hold(key) for guard in self._readable)
 
     @property
     def are_up(self) -> bool:

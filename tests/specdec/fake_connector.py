@@ -28,7 +28,7 @@ class FakeConnector(KVConnector):
         timeout: seconds until a request gives up; 0: at once.
     """
 
-    has_stores = True
+    has_stores = may_find = True
 
     def __init__(self, manager: KVCacheManager, num_blocks: int, seed: int, timeout: float) -> None:
         self.memory: FakeMemory | None = None
@@ -39,9 +39,6 @@ class FakeConnector(KVConnector):
         notes = Notes(logging.getLogger("tests"))
         self.tier = HostTier(num_blocks, manager.block_size, PARTS, self, timeout, notes)
         self.num_loaded = 0
-
-    def may_hold(self, block_hash: bytes) -> bool:  # noqa: ARG002
-        return True
 
     def is_stalled(self, seconds: float) -> bool:  # noqa: ARG002
         return self.chance.random() < 0.1

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.outputs import CompletionOutput
+from specdec.kv_transfer import disk_store
+from specdec.kv_transfer.disk_store import DiskStore
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
 from tests.specdec.world import World
 
@@ -49,6 +51,10 @@ def disk(folder: Path, host_bytes: int = 1 << 20, **extra: Any) -> dict[str, Any
     tier = {"type": "fs", "root_dir": str(folder)}
     own = {"cpu_bytes_to_use": host_bytes, "secondary_tiers": [tier], **extra}
     return {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": own}
+
+
+def file_of_key(store: DiskStore, key: str) -> Path:
+    return store._path(disk_store._name_of(key))
 
 
 @contextmanager

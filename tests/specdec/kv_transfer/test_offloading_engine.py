@@ -12,7 +12,18 @@ from specdec.core.request import Request
 from specdec.kv_transfer.disk_store import DiskStore
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
 from tests.fakes import save_random_llama
-from tests.specdec.kv_transfer.engines import DRAWN, GREEDY, PROMPT, SIZE, WHOLE, Computed, disk, engine, run
+from tests.specdec.kv_transfer.engines import (
+    DRAWN,
+    GREEDY,
+    PROMPT,
+    SIZE,
+    WHOLE,
+    Computed,
+    disk,
+    engine,
+    file_of_key,
+    run,
+)
 from tests.specdec.world import World
 
 
@@ -140,7 +151,7 @@ def test_blocks_that_vanish_between_query_and_read_are_computed(
     def vanishing(self: DiskStore, keys: Any, payloads: Any) -> list[bool]:
         # The third block goes at the last moment.
         if not calls:
-            self.remove([keys[2]])
+            file_of_key(self, keys[2]).unlink()
         calls.append(keys)
         return read(self, keys, payloads)
 

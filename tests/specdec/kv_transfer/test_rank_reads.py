@@ -14,13 +14,6 @@ TARGETS = st.sampled_from([{}, {TARGET: b""}])
 PARTS = st.dictionaries(st.sampled_from([TARGET, "features", "head"]), st.sampled_from([b"", b"x", b"y"]))
 
 
-class Stores:
-    has_stores = True
-
-    def may_hold(self, block_hash: bytes) -> bool:
-        return block_hash == b"a"
-
-
 def answered(reads: RankReads, orders: list[list[Result]], mixed: list[int]) -> list[Result]:
     """Return what all ranks agree on when each gives its results in its order, and the ranks take turns as mixed."""
     rests = [iter(results) for results in orders]
@@ -30,7 +23,7 @@ def answered(reads: RankReads, orders: list[list[Result]], mixed: list[int]) -> 
 @given(st.data(), st.integers(1, 3))
 def test_a_block_is_there_when_every_rank_has_its_part(data: st.DataObject, num_ranks: int) -> None:
     num_drafting = data.draw(st.integers(1, num_ranks))
-    reads = RankReads(Stores(), num_ranks, num_drafting)
+    reads = RankReads(True, num_ranks, num_drafting)
     assert reads.take() is None
     reads.look_up(0, HASHES)
     reads.look_up(1, HASHES[:1])
@@ -63,8 +56,8 @@ def test_a_block_is_there_when_every_rank_has_its_part(data: st.DataObject, num_
 
 
 def test_a_rank_that_answers_nothing_stalls_reads() -> None:
-    reads = RankReads(Stores(), 2, 2)
-    assert (reads.has_stores, reads.may_hold(b"a"), reads.may_hold(b"b")) == (True, True, False)
+    reads = RankReads(True, 2, 2)
+    assert reads.may_find
     reads.look_up(0, HASHES)
     assert not reads.is_stalled(0)
     reads.clock = 3.0
@@ -80,8 +73,9 @@ def test_a_rank_that_answers_nothing_stalls_reads() -> None:
 
 
 def test_stores_of_one_rank_that_do_not_answer_are_asked_by_none() -> None:
-    reads = RankReads(Stores(), 2, 2)
+    reads = RankReads(True, 2, 2)
     reads.are_up[1] = False
-    assert not reads.may_hold(b"a")
+    assert not reads.may_find
     reads.are_up[1] = True
-    assert reads.may_hold(b"a")
+    assert reads.may_find
+    assert not RankReads(False, 2, 2).may_find

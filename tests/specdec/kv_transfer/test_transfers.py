@@ -45,9 +45,6 @@ class Store:
         self.fault: Callable[[], object] = lambda: None
         self.is_full = self.is_closed = False
 
-    def may_hold(self, key: str) -> bool:  # noqa: ARG002
-        return True
-
     def count_held(self, keys: Sequence[str]) -> int:
         self.asked += keys
         self.fault()
@@ -63,9 +60,6 @@ class Store:
         if self.is_full:
             raise StoreError("the store is full")
         self.held.update({key: bytes(payload) for key, payload in zip(keys, payloads, strict=True)})
-
-    def remove(self, keys: Sequence[str]) -> None:
-        raise AssertionError(f"nothing removes {keys}")
 
     def close(self) -> None:
         self.is_closed = True
@@ -128,7 +122,7 @@ def test_a_store_that_failed_is_asked_by_no_request_until_it_answers(monkeypatch
     pool.fault, pool.asked = (lambda: None), []
     assert world.look_up() == 2
     assert pool.asked == []
-    assert world.transfers.may_hold(HASHES[0])
+    assert world.transfers.are_up
     assert world.notes.num_failures == 1
 
 

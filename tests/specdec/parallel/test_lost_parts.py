@@ -13,7 +13,7 @@ from specdec.core.commands import Abort
 from specdec.core.request import Request
 from specdec.kv_transfer import disk_store
 from specdec.kv_transfer.disk_store import DiskStore
-from tests.specdec.kv_transfer.engines import DRAWN, PROMPT, SIZE, WHOLE, Computed, disk, engine, run
+from tests.specdec.kv_transfer.engines import DRAWN, PROMPT, SIZE, WHOLE, Computed, disk, engine, file_of_key, run
 from tests.specdec.parallel.connected_ranks import Ranks, connected_ranks
 from tests.specdec.world import World
 
@@ -113,7 +113,7 @@ def test_ranks_that_have_stored_different_features_use_none(
         payload = memoryview(bytearray(len(ranks.connectors[1].memory.payload(part, 0))))
         assert store.read([key], [payload]) == [True]
         payload[0] ^= 1
-        store.remove([key])
+        file_of_key(store, key).unlink()
         store.write([key], [payload])
         found = run(ranks.llm, [PROMPT], DRAWN)
         ranks.check_alike()
@@ -142,7 +142,7 @@ def test_a_block_that_rank_1_evicts_between_query_and_read(
 
     def vanishing(self: DiskStore, keys: Any, payloads: Any) -> list[bool]:
         if self.root.name == "rank-1-of-2" and len(keys) == WHOLE // SIZE:
-            self.remove([keys[2]])
+            file_of_key(self, keys[2]).unlink()
         return read(self, keys, payloads)
 
     monkeypatch.setattr(DiskStore, "read", vanishing)
