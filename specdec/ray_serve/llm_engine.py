@@ -83,29 +83,21 @@ class SpecdecEngine(LLMEngine):  # type: ignore[misc]
         if not self._llm.healthy:
             raise EngineDeadError("the engine process is not there", restarting=True)
 
-    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any]:  # noqa: ARG002
+    def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any]:  # noqa: ARG002
         """Answer a chat; yield events as text where the request asks for a stream, else Ray's type of answer."""
-        async with aclosing(self._post("/v1/chat/completions", request, "ChatCompletionResponse")) as answers:
-            async for answer in answers:
-                yield answer
+        return self._post("/v1/chat/completions", request, "ChatCompletionResponse")
 
-    async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any]:  # noqa: ARG002
+    def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any]:  # noqa: ARG002
         """Complete a prompt; see `chat`."""
-        async with aclosing(self._post("/v1/completions", request, "CompletionResponse")) as answers:
-            async for answer in answers:
-                yield answer
+        return self._post("/v1/completions", request, "CompletionResponse")
 
-    async def tokenize(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any]:  # noqa: ARG002
+    def tokenize(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any]:  # noqa: ARG002
         """Tokenize a text or messages."""
-        async with aclosing(self._post("/tokenize", request, "TokenizeResponse")) as answers:
-            async for answer in answers:
-                yield answer
+        return self._post("/tokenize", request, "TokenizeResponse")
 
-    async def detokenize(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any]:  # noqa: ARG002
+    def detokenize(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any]:  # noqa: ARG002
         """Turn tokens into text."""
-        async with aclosing(self._post("/detokenize", request, "DetokenizeResponse")) as answers:
-            async for answer in answers:
-                yield answer
+        return self._post("/detokenize", request, "DetokenizeResponse")
 
     async def embeddings(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any]:  # noqa: ARG002
         """Refuse: there are no embeddings."""
