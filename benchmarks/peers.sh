@@ -6,8 +6,8 @@
 #
 # NAME: of results, to measure these alone.
 # SPEC_BENCH is Spec-Bench's file. `python -m benchmarks.gguf_files FOLDER` writes the checkpoints, and the same weights
-# as GGUF; optimum-intel exports FOLDER/{smollm2,wide,wide-eagle3}-ir as docs/benchmarks.md says. llama-cpp-python,
-# xllamacpp and openvino-genai must be installed, and llama-server on the PATH. Results go to
+# as GGUF; optimum-intel exports FOLDER/{smollm2,wide,wide-eagle3}-ir as docs/benchmarks.md says. xllamacpp and
+# openvino-genai must be installed, and llama-server, built on this machine, on the PATH. Results go to
 # benchmarks/results/peers_*.json.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -29,7 +29,7 @@ bench() { # NAME KIND ARGUMENTS
   if [ "$names" != "  " ] && [[ $names != *" $name "* ]]; then return; fi
   python -m specdec bench "$kind" --ignore-eos --max-tokens 64 --output "$root/benchmarks/results/peers_$name.json" "$@"
 }
-llama() { echo "--peer llama.cpp:gguf=gguf/$1-bf16.gguf --peer llama.cpp:gguf=gguf/$1-f16.gguf"; }
+llama() { echo "--peer llama-server:gguf=gguf/$1-bf16.gguf --peer llama-server:gguf=gguf/$1-f16.gguf"; }
 server() { echo "--peer llama-server:gguf/$1-eagle3-$2.gguf:gguf=gguf/$1-$2.gguf,tokens=3"; }
 head=heads/smollm2-135m-instruct-eagle3
 chain=adaptive_drafts=false,depth=3,branching=1,nodes=3,min_reach=0
@@ -41,7 +41,7 @@ bench smollm2 latency --model smollm2 --draft $head,ngram --dataset spec-bench.j
 bench smollm2_batch8 throughput --model smollm2 --draft $head,ngram --dataset eight.jsonl --rounds 3 \
   $(llama smollm2) --peer openvino:ir=smollm2-ir --peer transformers
 q4_1=smollm2-q4_1.gguf
-# llama.cpp as llama-cpp-python 0.3.36 builds it for a processor with AMX ends here with a segmentation fault.
+# llama.cpp of the source of llama-cpp-python 0.3.36, built for a processor with AMX, ends here with a segmentation fault.
 bench smollm2_q4_1 latency --model $q4_1 --draft $head,ngram --dataset spec-bench.jsonl --num-prompts 1 --rounds 2 \
   --peer xllamacpp:gguf=$q4_1 --peer xllamacpp:ngram:gguf=$q4_1
 # shellcheck disable=SC2046

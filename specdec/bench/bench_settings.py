@@ -54,7 +54,7 @@ class LatencySettings(BenchSettings):
     peer: Sequence[str] = setting(
         (),
         "Another engine to measure on the same checkpoint and prompts, at temperature 0; repeatable; transformers, "
-        "llama.cpp, llama-server, xllamacpp, openvino or vllm, with drafts if they are named (transformers:ngram).",
+        "llama-server, xllamacpp, openvino or vllm, with drafts if they are named (transformers:ngram).",
         metavar="NAME[:DRAFT][:KEY=VALUE,...]",
         shown_default="none",
     )

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from specdec.bench.environment import environment, shown_path
 from specdec.bench.figures import Figures, figures_of
-from specdec.bench.interleaved import Round, run_rounds
+from specdec.bench.interleaved import run_rounds
 from specdec.bench.mode import PLAIN, Mode
 from specdec.bench.peers import ADAPTERS, PeerMode, PeerSetup, load_peer
 from specdec.bench.prompt_file import GivenPrompt
-from specdec.bench.timed_run import Contender, EngineContender
+from specdec.bench.timed_run import Contender, EngineContender, TimedRun
 from specdec.building.llm_settings import sharing_a_gpu
 from specdec.building.named_checkpoints import named_target
 from specdec.building.plugins import import_plugins
@@ -192,7 +192,9 @@ def _peer_setup(comparison: Comparison, peer: PeerMode, plain: LLM, longest: int
     )
 
 
-def _result(comparison: Comparison, label: str, measured: Mapping[str, Sequence[Round]], llm: LLM | None) -> ModeResult:
+def _result(
+    comparison: Comparison, label: str, measured: Mapping[str, Sequence[TimedRun]], llm: LLM | None
+) -> ModeResult:
     rounds, plain = measured[label], measured[PLAIN]
     alone = comparison.kind == "latency"
     # Tokens do not depend on drafts under the coupled rule; under the others only their distribution does not.

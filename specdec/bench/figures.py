@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from specdec.bench.interleaved import Round
-from specdec.bench.timed_run import TimedSample
+from specdec.bench.timed_run import TimedRun, TimedSample
 from specdec.core.outputs import SpeculationStats
 
 
@@ -60,7 +59,7 @@ class Figures:
 
 
 def figures_of(
-    rounds: Sequence[Round], plain: Sequence[Round], chosen: Sequence[int], alone: bool, comparable: bool
+    rounds: Sequence[TimedRun], plain: Sequence[TimedRun], chosen: Sequence[int], alone: bool, comparable: bool
 ) -> Figures:
     """Return the figures of a mode.
 

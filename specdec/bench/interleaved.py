@@ -1,27 +1,8 @@
 """Rounds of several contenders, interleaved, so that a slow moment of the machine meets all of them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-from specdec.bench.timed_run import Contender, TimedSample
-
-
-@dataclass(frozen=True)
-class Round:
-    """One contender's answers to all prompts, in their order.
-
-    Attributes:
-        samples: the answers.
-        seconds: time in which the contender worked on them.
-    """
-
-    samples: list[TimedSample]
-    seconds: float
-
-    @property
-    def tok_per_s(self) -> float:
-        """Generated tokens per second."""
-        return sum(len(sample.token_ids) for sample in self.samples) / self.seconds
+from specdec.bench.timed_run import Contender, TimedRun, TimedSample
 
 
 def run_rounds(
@@ -31,7 +12,7 @@ def run_rounds(
     warmup: int,
     arrivals: Callable[[int], Sequence[float]] | None = None,
     advance: Callable[[], None] = lambda: None,
-) -> dict[str, list[Round]]:
+) -> dict[str, list[TimedRun]]:
     """Run every batch of prompts with every contender, in each round.
 
     A batch is run by one contender after the other, before the next batch begins. Their order is reversed from batch to
@@ -46,9 +27,9 @@ def run_rounds(
         advance: is called after every run.
 
     Returns:
-        The measured rounds, by label.
+        By label a run of all prompts for each measured round. Its seconds are those in which the contender worked.
     """
-    measured: dict[str, list[Round]] = {label: [] for label in contenders}
+    measured: dict[str, list[TimedRun]] = {label: [] for label in contenders}
     for number in range(-warmup, rounds):
         samples: dict[str, list[TimedSample]] = {label: [] for label in contenders}
         seconds = dict.fromkeys(contenders, 0.0)
@@ -61,5 +42,5 @@ def run_rounds(
                 advance()
         if number >= 0:
             for label, rows in measured.items():
-                rows.append(Round(samples[label], seconds[label]))
+                rows.append(TimedRun(samples[label], seconds[label]))
     return measured

@@ -1,6 +1,6 @@
 """llama.cpp's own server as a peer: plain, with its n-gram drafts, or with a draft model or EAGLE-3 head as GGUF.
 
-llama-cpp-python has no way to draft with a model. The server listens on this machine's loopback interface while the
+The server listens on this machine's loopback interface while the
 benchmark runs.
 """
 
@@ -125,9 +125,7 @@ class LlamaServerPeer(CompletionPeer):
         raise ValueError(f"--peer {self._setup.label!r}: {LLAMA_SERVER} was not ready after {PATIENCE} s")
 
 
-def load(setup: PeerSetup) -> LlamaServerPeer:
-    """Return the peer with its models loaded."""
-    return LlamaServerPeer(setup)
+load = LlamaServerPeer
 
 
 def _drafting(setup: PeerSetup) -> list[str]:

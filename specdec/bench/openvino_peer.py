@@ -135,9 +135,7 @@ class OpenVinoPeer:
                 running.remove(one)
 
 
-def load(setup: PeerSetup) -> OpenVinoPeer:
-    """Return the peer with its models loaded."""
-    return OpenVinoPeer(setup)
+load = OpenVinoPeer
 
 
 def _drafting(setup: PeerSetup) -> tuple[dict[str, int], int]:

@@ -94,7 +94,7 @@ class Adapter:
     """Module, settings and package of a peer.
 
     Attributes:
-        module: our module; it has a function `load(PeerSetup) -> Contender`.
+        module: our module; its `load` makes a `Contender` of a `PeerSetup`.
         settings: names of the adapter's settings.
         package: what the peer is imported as, None for a program.
         install: how its package is called for pip, or its program.
@@ -121,7 +121,6 @@ LLAMA_SERVER = "llama-server"
 GGUF = "the target as GGUF, made by llama.cpp's convert_hf_to_gguf.py"
 ADAPTERS = {
     "transformers": Adapter("specdec.bench.transformers_peer", ("batch", "tokens"), "transformers", "transformers"),
-    "llama.cpp": Adapter("specdec.bench.llama_cpp_peer", ("batch", "tokens", "gguf"), "llama_cpp", "llama-cpp-python"),
     LLAMA_SERVER: Adapter("specdec.bench.llama_server_peer", ("batch", "tokens", "gguf", "type"), None, LLAMA_SERVER),
     "xllamacpp": Adapter("specdec.bench.xllamacpp_peer", ("batch", "tokens", "gguf", "type"), "xllamacpp", "xllamacpp"),
     "openvino": Adapter(

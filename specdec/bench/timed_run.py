@@ -37,8 +37,9 @@ class TimedRun:
     seconds: float
 
     @property
-    def tokens(self) -> int:
-        return sum(len(sample.token_ids) for sample in self.samples)
+    def tok_per_s(self) -> float:
+        """Generated tokens per second."""
+        return sum(len(sample.token_ids) for sample in self.samples) / self.seconds
 
 
 class Contender(Protocol):

@@ -80,9 +80,7 @@ class TransformersPeer:
         return samples
 
 
-def load(setup: PeerSetup) -> TransformersPeer:
-    """Return the peer with its models loaded."""
-    return TransformersPeer(setup)
+load = TransformersPeer
 
 
 def _model(name: str, dtype: str) -> Any:

@@ -74,9 +74,7 @@ class VllmPeer:
         return counts
 
 
-def load(setup: PeerSetup) -> VllmPeer:
-    """Return the peer with its models loaded."""
-    return VllmPeer(setup)
+load = VllmPeer
 
 
 def _drafting(draft: str) -> dict[str, Any]:

@@ -36,9 +36,7 @@ class XLlamaCppPeer(CompletionPeer):
         super().__init__(setup, seats, port, NAME)
 
 
-def load(setup: PeerSetup) -> XLlamaCppPeer:
-    """Return the peer with its models loaded."""
-    return XLlamaCppPeer(setup)
+load = XLlamaCppPeer
 
 
 def _draft(setup: PeerSetup, given: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from specdec import LLM, SamplingParams
 from specdec.bench import comparison, environment, peers
 from specdec.bench.figures import Spread, figures_of
-from specdec.bench.interleaved import Round, run_rounds
+from specdec.bench.interleaved import run_rounds
 from specdec.bench.mode import parse_modes
 from specdec.bench.timed_run import EngineContender, TimedRun, TimedSample
 from specdec.cli.app import main
@@ -220,8 +220,8 @@ def test_differing_tokens_are_counted() -> None:
     def sample(*tokens: int) -> TimedSample:
         return TimedSample(list(tokens), 1.0, 2.0)
 
-    plain = [Round([sample(1, 2), sample(3, 4), sample(5)], 6.0)] * 2
-    other = [plain[0], Round([sample(1, 2), sample(3, 9), sample(5)], 3.0)]
+    plain = [TimedRun([sample(1, 2), sample(3, 4), sample(5)], 6.0)] * 2
+    other = [plain[0], TimedRun([sample(1, 2), sample(3, 9), sample(5)], 3.0)]
     figures = figures_of(other, plain, range(3), alone=True, comparable=True)
     assert figures.differing == 1
     assert figures.speedup == Spread(1.5, 1.0, 2.0)
@@ -229,8 +229,8 @@ def test_differing_tokens_are_counted() -> None:
 
 
 def test_step_cost_is_the_ratio_of_step_times() -> None:
-    plain = [Round([TimedSample([1] * 9, 1.0, 9.0, SpeculationStats(8, 8))], 9.0)]
-    other = [Round([TimedSample([1] * 9, 1.0, 7.0, SpeculationStats(4, 8, [4], 12))], 7.0)]
+    plain = [TimedRun([TimedSample([1] * 9, 1.0, 9.0, SpeculationStats(8, 8))], 9.0)]
+    other = [TimedRun([TimedSample([1] * 9, 1.0, 7.0, SpeculationStats(4, 8, [4], 12))], 7.0)]
     figures = figures_of(other, plain, [0], alone=True, comparable=True)
     assert figures.cost == Spread(1.5, 1.5, 1.5)
     assert (figures.tau, figures.nodes_per_step, figures.accepted_per_depth) == (2.0, 3.0, [1.0])
@@ -297,8 +297,7 @@ def test_interrupted_run_leaves_nothing_behind(tiny: Tiny, monkeypatch: pytest.M
         (["--output", "/proc/results.json"], "--output /proc/results.json: cannot be written: "),
         (
             ["--peer", "sglang"],
-            "--peer is 'sglang'; it must begin with one of transformers, llama.cpp, llama-server, xllamacpp, openvino, "
-            "vllm",
+            "--peer is 'sglang'; it must begin with one of transformers, llama-server, xllamacpp, openvino, vllm",
         ),
         (["--peer", "transformers:size=1"], "no setting is called 'size'; it must be one of batch, tokens"),
         (["--peer", "transformers:batch=0"], "batch is '0'; it must be a whole number of at least 1"),
@@ -312,7 +311,7 @@ def test_mistakes_are_told_in_one_line(bench: Bench, args: list[object], message
     assert result.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(("name", "package"), [("vllm", "vllm"), ("llama.cpp", "llama-cpp-python")])
+@pytest.mark.parametrize(("name", "package"), [("vllm", "vllm"), ("openvino", "openvino-genai")])
 def test_missing_peer_is_told_in_one_line(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str, package: str
 ) -> None:
