@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -20,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from specdec.async_engine.client_threads import ClientThreads
 from specdec.async_engine.compile_messages import CompileSetup, Refusal, send_end
+from specdec.core.started_module import start_module
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.kernels.types.settings import ParameterError
 from specdec.models.grammar_compiler import GrammarCompiler
@@ -203,16 +203,9 @@ class _CompileProcess:
 
     def __init__(self, setup: CompileSetup) -> None:
         self.control, other = socket.socketpair()
-        modules = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         with other:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-P", "-m", "specdec.async_engine.compile_process", str(other.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                env={**os.environ, "PYTHONPATH": modules},
-                pass_fds=[other.fileno()],
-                start_new_session=True,
-            )
+            number = other.fileno()
+            self._popen = start_module("specdec.async_engine.compile_process", str(number), pass_fds=[number])
         with send_end(self.control) as connection, suppress(BrokenPipeError):
             connection.send(setup)
 

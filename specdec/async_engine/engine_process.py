@@ -5,7 +5,6 @@ import logging
 import os
 import pickle
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +14,7 @@ import zmq
 import zmq.asyncio
 
 from specdec.async_engine.messages import MOST_MESSAGES, FromEngine, Setup, ToEngine, decode_from_engine, encode
+from specdec.core.started_module import start_module
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class EngineProcess:
         loop = asyncio.get_running_loop()
         self._exited: asyncio.Future[int] = loop.create_future()
         try:
-            self._popen = _started(address, setup.folder)
+            self._popen = start_module("specdec.async_engine.worker", address, stdin=subprocess.PIPE, cwd=setup.folder)
         except OSError:
             self._close_connection()
             raise
@@ -105,20 +105,6 @@ class EngineProcess:
     def _close_connection(self) -> None:
         self._context.destroy(linger=0)
         self._folder.cleanup()
-
-
-def _started(address: str, folder: str) -> subprocess.Popen[bytes]:
-    # The modules that this process would import, without running its main module again.
-    modules = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "specdec.async_engine.worker", address],
-        stdin=subprocess.PIPE,
-        # Standard output is the program's own.
-        stdout=2,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": modules},
-        start_new_session=True,
-    )
 
 
 def _deliver(data: bytes, handle: Callable[[FromEngine], None]) -> None:

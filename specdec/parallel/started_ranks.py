@@ -1,11 +1,9 @@
 """Processes of the ranks beside the first, started by it on this machine."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from specdec.core.started_module import start_module
 from specdec.parallel.other_ranks import OtherRanks, Process
 from specdec.parallel.rank_group import LOOPBACK, file_store
 
@@ -33,12 +31,4 @@ def started(store: str, rank: int) -> Process:
     Args:
         store: file through which the ranks find each other.
     """
-    modules = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", RANK_PROCESS, store, str(rank)],
-        stdin=subprocess.DEVNULL,
-        # Standard output is the program's own.
-        stdout=2,
-        env={**os.environ, "PYTHONPATH": modules},
-        start_new_session=True,
-    )
+    return start_module(RANK_PROCESS, store, str(rank))
