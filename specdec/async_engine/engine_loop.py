@@ -230,20 +230,20 @@ class EngineLoop:
             self._note(updated)
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
-        """End the requests of a step that raised. The others go on.
+        """End the requests of a step that raised. The others go on, but for those that the step has lost.
 
         The step published none of its blocks, and those of its requests are released with them.
 
         Raises:
-            Exception: `error`, where a rank is gone, other requests' blocks may be lost, or steps fail again and again.
+            Exception: `error`, where a rank is gone, or steps fail again and again.
         """
         self._num_failures += 1
-        if isinstance(error, RankDeadError) or plan.moves or self._num_failures >= MOST_FAILURES:
+        if isinstance(error, RankDeadError) or self._num_failures >= MOST_FAILURES:
             raise error
         logger.error("a step of %d requests failed", len(plan.rows), exc_info=error)
         for row in plan.rows:
             self._engine.scheduler.fail(row.request, f"the step failed: {one_line(error)}")
-        self._note([row.request for row in plan.rows])
+        self._note([*(row.request for row in plan.rows), *plan.lost])
 
     def _beat(self) -> None:
         """Show that this process works, unless other messages do."""

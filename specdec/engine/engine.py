@@ -322,8 +322,8 @@ class LLMEngine:
     def run(self, plan: StepPlan, meanwhile: Callable[[], None] | None = None) -> list[Request]:
         """Run a step that the scheduler planned; return the requests that got tokens.
 
-        If it raises, its requests stay as they were, but for those that it has ended. `plan.moves` is empty if the
-        blocks have been moved; otherwise blocks of requests outside the plan may lack their content.
+        If it raises, its requests stay as they were, but for those that it has ended. If it raises before all blocks
+        have been moved, all requests that hold blocks end with an error; see `StepPlan.lost`.
 
         Args:
             meanwhile: called after the launch; a GPU computes the step in that time, a CPU has computed it.
@@ -331,11 +331,22 @@ class LLMEngine:
         with self.ranks.together(), self._scope:
             try:
                 updated = self._run(plan, meanwhile)
-            except BaseException:
+            except BaseException as error:
                 self.scheduler.cancel(plan)
+                if plan.moves:
+                    plan.lost = self._fail_holders(error)
                 raise
         self.searches.go_on(is_stuck=False)
         return updated
+
+    def _fail_holders(self, error: BaseException) -> list[Request]:
+        """End all requests that hold blocks, whose content may be lost, and return them."""
+        holders = [one for one in self.scheduler.queues if one.block_table or one.host_blocks]
+        message = f"a step failed while cache blocks were moved: {one_line(error)}; send it again"
+        for request in holders:
+            self.scheduler.fail(request, message)
+        self.searches.go_on(is_stuck=False)
+        return holders
 
     def _run(self, plan: StepPlan, meanwhile: Callable[[], None] | None) -> list[Request]:
         observer, rows = self._observer, plan.rows

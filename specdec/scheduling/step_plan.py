@@ -57,12 +57,14 @@ class StepPlan:
         is_launched: whether the pass was launched behind the step before, which named these rows as followed.
         followed: requests of the step whose next token's pass is launched behind it, before the host knows the token;
             they have blocks for it, and the step after this one is planned of those that have not ended.
+        lost: requests, of this plan and others, that ended because the step failed before all `moves` were made.
     """
 
     rows: list[PlannedRow] = field(default_factory=list)
     moves: list[BlockMove] = field(default_factory=list)
     is_launched: bool = False
     followed: list[Request] = field(default_factory=list)
+    lost: list[Request] = field(default_factory=list)
 
     def checksum(self) -> int:
         """Return a number by which plans of several ranks are compared."""

@@ -1,7 +1,7 @@
 """The engine process's loop, run in a thread of the test: steps that fail, a front end that does not read."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,15 +13,16 @@ from specdec import LLM
 from specdec.async_engine import engine_loop
 from specdec.async_engine.engine_loop import MOST_FAILURES, EngineLoop
 from specdec.async_engine.messages import Call, Replies, decode_from_engine, encode
+from specdec.cache.block_moves import BlockMove
 from specdec.cache.kv_cache import KVCache
-from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.commands import CheckIntegrity, Delta, GetStats, Integrity, News, Refused, Stats
 from specdec.engine.engine import LLMEngine
 from specdec.execution.executor import Executor
 from specdec.execution.model_runner import ModelRunner
 from specdec.parallel.ranks import RankDeadError
+from specdec.scheduling.step_cost import PreemptionCost
 from tests.specdec.async_engine.loop_peer import WAIT_MS, Peer, add, call
-from tests.specdec.async_engine.served import SETTINGS, SHORT
+from tests.specdec.async_engine.served import ENDLESS, SETTINGS, SHORT
 from tests.specdec.world import World
 
 pytestmark = pytest.mark.slow
@@ -31,7 +32,7 @@ LONG = replace(SHORT, max_tokens=200)
 
 @pytest.fixture(scope="module")
 def llm(world: World) -> LLM:
-    return LLM(world.folder / "target", world.folder / "head", **{**SETTINGS, "max_num_seqs": 2})
+    return LLM(world.folder / "target", world.folder / "head", **{**SETTINGS, "max_num_seqs": 2, "swap_space": 2**-10})
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["cpu", "device"])
@@ -150,21 +151,35 @@ def test_steps_that_fail_again_and_again_end_the_loop(llm: LLM, monkeypatch: pyt
         llm.engine.abort(request)
 
 
-def test_a_failure_before_blocks_were_moved_ends_the_loop(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Moves are of other requests too, whose content would be lost."""
+def test_a_failure_before_blocks_were_moved_ends_all_that_hold_blocks(
+    llm: LLM, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request of higher priority has another one swapped out, which the failed step does not run."""
+    expected = llm.generate([3, 4], SHORT, use_tqdm=False)[0].token_ids
+    real = KVCache.apply_moves
 
-    def fail(*_: Any) -> None:
-        raise RuntimeError("no room for a copy")
+    def fail(cache: KVCache, moves: Sequence[BlockMove]) -> None:
+        if moves:
+            raise RuntimeError("no room for a copy")
+        real(cache, moves)
 
-    monkeypatch.setattr(KVCacheManager, "take_moves", lambda _: ["a move"])
+    monkeypatch.setattr(PreemptionCost, "prefers_swap", lambda *_: True)
     monkeypatch.setattr(KVCache, "apply_moves", fail)
-    peer = Peer(llm)
-    peer.send(add(1, [3]))
-    peer.thread.join(WAIT_MS / 1000)
-    assert str(peer.error) == "no room for a copy"
-    peer.context.destroy(linger=0)
-    for request in list(llm.engine.scheduler.queues):
-        llm.engine.abort(request)
+    peer.send(add(1, [3, 4], ENDLESS), add(2, [3, 4, 5], ENDLESS))
+    deltas: dict[int, list[Delta]] = {1: [], 2: []}
+    while not all(deltas.values()):
+        number, news = peer.receive()
+        assert isinstance(news, News)
+        deltas[number] += news.deltas
+    peer.send(add(3, [5], priority=-1), add(4, [3, 4]))
+    for number, last in peer.ended(1, 2, 3, 4).items():
+        if number != 4:
+            error = "a step failed while cache blocks were moved: no room for a copy; send it again"
+            assert (last[-1].finish_reason, last[-1].error) == ("error", error)
+        else:
+            assert tokens_of(last) == expected
+    peer.send(call(9, CheckIntegrity()))
+    assert peer.receive() == (9, Integrity(None, 0, 0))
 
 
 def test_an_idle_engine_notices_that_a_worker_is_gone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,17 @@
 import gc
 import itertools
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specdec import LLM, BeamSearchParams, DraftShape, RequestOutput, SamplingParams
-from specdec.core.request import Request
+from specdec.cache.block_moves import BlockMove, MoveKind
+from specdec.cache.kv_cache import KVCache
+from specdec.core.commands import Search
+from specdec.core.request import Request, RequestGroup
 from specdec.engine.engine import LLMEngine
 from tests.fakes import save_random_head, save_random_llama
 
@@ -173,6 +177,40 @@ def test_a_failed_step_of_one_call_costs_no_other_its_states(
             llm.generate(PROMPTS[1], PARAMS)
     assert_complete([*states, *stream], alone[0])
     assert_idle(llm)
+
+
+def test_calls_whose_blocks_a_failed_step_lost_end_with_its_error(
+    llm: LLM, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step fails before it copied a block for another call, whose prompt of whole blocks is cached."""
+    prompt = list(range(3, 3 + 2 * llm.engine.scheduler.manager.block_size))
+    expected = llm.generate(prompt, PARAMS)[0].token_ids
+    real = KVCache.apply_moves
+    moved: list[BlockMove] = []
+
+    def fail_once(cache: KVCache, moves: Sequence[BlockMove]) -> None:
+        if moves and not moved:
+            moved.extend(moves)
+            raise RuntimeError("out of memory")
+        real(cache, moves)
+
+    stream = llm.stream(PROMPTS[0], PARAMS)
+    next(stream)
+    with llm._shared.turn() as engine:
+        (search,) = engine.handle(Search(llm._adds(PROMPTS[1], replace(PARAMS, logprobs=3)), BEAMS))
+    next(stream)
+    call = llm._shared.call(llm._adds(prompt, PARAMS), RequestGroup.output)
+    monkeypatch.setattr(KVCache, "apply_moves", fail_once)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        list(stream)
+    assert MoveKind.COPY in [move.kind for move in moved]
+    error = "a step failed while cache blocks were moved: out of memory; send it again"
+    *_, last = call.run()
+    assert (last.outputs[0].finish_reason, last.outputs[0].error) == ("error", error)
+    assert (search.finished, search.error) == (True, error)
+    assert_idle(llm)
+    assert llm.generate(prompt, PARAMS)[0].token_ids == expected
+    assert llm.generate(PROMPTS[0], PARAMS)[0].token_ids == alone[0]
 
 
 def test_an_abandoned_stream_ends_its_own_requests_alone(llm: LLM, alone: list[list[int]]) -> None:
