@@ -84,6 +84,11 @@ class LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the loop was not closed."""
+        return self._thread.is_alive()
+
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         """Start a coroutine."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -105,7 +110,7 @@ class LoopThread:
     def close(self) -> None:
         """End the loop and its thread; what still runs in it is cancelled."""
         self.check_outside()
-        if not self._thread.is_alive():
+        if not self.is_running:
             return
         self.run(_cancel_others())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -54,8 +54,9 @@ class Engine:
 
     def close(self) -> None:
         """End the engine. What still runs fails."""
-        self.loop.run(self.llm.close())
-        self.loop.close()
+        if self.loop.is_running:
+            self.loop.run(self.llm.close())
+            self.loop.close()
 
     def stats(self) -> EngineStats:
         """Return counts since the start, and the current state."""

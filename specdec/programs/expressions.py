@@ -11,7 +11,7 @@ from specdec.programs.choice_methods import ChoiceMethod, token_length_normalize
 # SGLang's limit of a `gen` that names none.
 DEFAULT_MAX_TOKENS = 128
 # Parameters that ask for something else than one text. For several texts, fork the state.
-_NOT_OF_GEN = {"n", "logprobs", "prompt_logprobs", "output_kind", "detokenize", "truncate_prompt_tokens"}
+_NOT_OF_GEN = {"n", "logprobs", "prompt_logprobs", "output_kind", "detokenize", "truncate_prompt_tokens", "choices"}
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,15 @@ class Gen:
     given: Mapping[str, Any]
 
     def params(self, defaults: Mapping[str, Any]) -> SamplingParams:
-        """Return the sampling parameters, with the run's defaults for what was not given."""
-        return SamplingParams(**{**defaults, **self.given})
+        """Return the sampling parameters, with the run's defaults for what was not given.
+
+        Raises:
+            ValueError: one that is unknown, outside its range, or asks for something else than one text.
+        """
+        params = {**defaults, **self.given}
+        for name in sorted(_NOT_OF_GEN & params.keys()):
+            raise ValueError(f"{name} is {params[name]!r:.50}; a gen is one text: leave it out")
+        return SamplingParams(**params)
 
 
 @dataclass(frozen=True)
@@ -118,11 +125,9 @@ def gen(
     if regex is not None or json_schema is not None:
         form = StructuredOutputsParams(regex=regex, json=json_schema)
     own = {"max_tokens": max_tokens, "stop": stop, "structured_outputs": form}
-    for name in _NOT_OF_GEN & params.keys():
-        raise ValueError(f"{name} is {params[name]!r:.50}; a gen is one text: leave it out")
-    given = {**params, **{field: value for field, value in own.items() if value is not None}}
-    SamplingParams(**given)
-    return Expression((Gen(name, given),))
+    made = Gen(name, {**params, **{field: value for field, value in own.items() if value is not None}})
+    made.params({})
+    return Expression((made,))
 
 
 def select(

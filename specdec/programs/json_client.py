@@ -4,8 +4,9 @@ import asyncio
 import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from typing import Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 # Characters of an answer that an error shows.
@@ -62,7 +63,7 @@ class JsonClient:
                 return json.load(reply)
         except HTTPError as error:
             raise EndpointError(f"{address}: status {error.code}: {_reason(error)}", error.code) from None
-        except (URLError, OSError) as error:
+        except (OSError, HTTPException) as error:
             raise EndpointError(f"{address}: {getattr(error, 'reason', error)}") from None
         except ValueError as error:
             raise EndpointError(f"{address}: the answer is not JSON: {error}") from None
@@ -73,9 +74,10 @@ class JsonClient:
 
 
 def _reason(error: HTTPError) -> str:
-    """Return an error's message in OpenAI's shape, or the beginning of its text."""
-    text = error.read().decode(errors="replace")
+    """Return an error's message in OpenAI's shape, or the beginning of its text, or else the status in words."""
+    text = error.reason
     try:
+        text = error.read().decode(errors="replace")
         return str(json.loads(text)["error"]["message"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, OSError, HTTPException):
         return " ".join(text[:_MOST_SHOWN].split())

@@ -69,12 +69,12 @@ class Program:
     def _run(self, run: Run, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         try:
             state.ret_value = self._function(state, *args, **kwargs)
+            run.finish()
         except BaseException as error:
             run.cancel()
             state.end(error)
             raise
         state.end()
-        run.finish()
 
     def _run_quietly(self, run: Run, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Run for a reader of the state, who gets the errors there."""

@@ -1,6 +1,7 @@
 """A run of a program: executes what its branches append, each in its order, all beside each other."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
@@ -31,12 +32,16 @@ class Run:
 
     Attributes:
         has_returned: whether the program's function appends nothing more.
+        changed: notified of new text, and where streams of text may have ended.
     """
 
     def __init__(self, backend: Backend, defaults: Mapping[str, Any]) -> None:
         self.backend, self.defaults = backend, defaults
         self.has_returned = False
-        self._tails: list[Future[Transcript]] = []
+        self.changed = threading.Condition()
+        # Ends of transcripts. One that another continues is left out: its text would stay in memory, and the other one
+        # has its error.
+        self._tails: dict[Future[Transcript], None] = {}
         # Errors that the program has met. The list keeps them, so that no other one gets their identity.
         self._raised: list[BaseException] = []
 
@@ -54,7 +59,8 @@ class Run:
             stream: takes the text.
         """
         new = self.backend.loop.submit(self._execute(tail, operations, results, stream))
-        self._tails.append(new)
+        self._tails.pop(tail, None)
+        self._tails[new] = None
         return new
 
     def result(self, future: "Future[Any]") -> Any:

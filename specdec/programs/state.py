@@ -32,7 +32,7 @@ class ProgramState:
 
     def __init__(self, run: Run, tail: "Future[Transcript]", variables: Variables) -> None:
         self._run, self._tail, self._variables = run, tail, dict(variables)
-        self._stream = TextPieces()
+        self._stream = TextPieces(run.changed)
         self.ret_value: Any = None
         self._error: BaseException | None = None
 
@@ -154,10 +154,10 @@ class ProgramState:
         return _message(self, "assistant")
 
     def end(self, error: BaseException | None = None) -> None:
-        """Tell readers of the text that the program appends nothing more.
+        """Tell readers of the text, of all branches, that the program appends nothing more.
 
         Args:
-            error: why the program failed.
+            error: why the program or one of its branches failed.
         """
         self._error, self._run.has_returned = error, True
         self._stream.notify()

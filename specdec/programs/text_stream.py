@@ -5,11 +5,15 @@ from collections.abc import Callable, Iterator
 
 
 class TextPieces:
-    """Pieces of text in order, each with the variable that it belongs to."""
+    """Pieces of text in order, each with the variable that it belongs to.
 
-    def __init__(self) -> None:
+    Args:
+        changed: guards the pieces, and wakes readers; the streams of a run share it, as they end with the run.
+    """
+
+    def __init__(self, changed: threading.Condition) -> None:
         self._pieces: list[tuple[str | None, str]] = []
-        self._changed = threading.Condition()
+        self._changed = changed
 
     def add(self, name: str | None, text: str) -> None:
         """Append a piece.
@@ -22,7 +26,7 @@ class TextPieces:
             self._changed.notify_all()
 
     def notify(self) -> None:
-        """Have readers look whether the stream has ended."""
+        """Have the readers of all streams of the run look whether their stream has ended."""
         with self._changed:
             self._changed.notify_all()
 

@@ -2,6 +2,8 @@
 
 import logging
 import re
+import socket
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -207,6 +209,34 @@ def test_refused_calls_are_errors_of_the_program(fake: FakeEndpoint, answer: tup
     with sp.Endpoint(fake.url) as endpoint, pytest.raises(sp.EndpointError, match=re.escape(message)) as caught:
         card.run(1, backend=endpoint)
     assert caught.value.status == (None if answer[0] == 200 else answer[0])
+
+
+@pytest.mark.parametrize(
+    ("answer", "message", "status"),
+    [
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\n{}", "IncompleteRead(2 bytes read, 7 more expected)", None),
+        (b"SSH-2.0\r\n\r\n", "SSH-2.0", None),
+        (b"HTTP/1.0 503 Busy\r\nContent-Length: 9\r\n\r\n{}", "status 503: Busy", 503),
+    ],
+)
+def test_answers_that_break_off_are_errors_of_the_endpoint(answer: bytes, message: str, status: int | None) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            accepted, _ = server.accept()
+            with accepted:
+                request = b""
+                while not request.endswith(b"}"):
+                    request += accepted.recv(1 << 16)
+                accepted.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+        with sp.Endpoint(url) as endpoint, pytest.raises(sp.EndpointError, match=re.escape(message)) as caught:
+            card.run(1, backend=endpoint)
+        thread.join()
+    assert caught.value.status == status
 
 
 def test_endpoints_that_cannot_do_it(fake: FakeEndpoint) -> None:

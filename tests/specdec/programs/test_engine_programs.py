@@ -25,6 +25,8 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "programs.md"
 def engine() -> Iterator[sp.Engine]:
     with sp.Engine(draft="eagle", **SETTINGS) as engine:
         yield engine
+        # It may be closed twice.
+        engine.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,10 @@
 """Programs over a backend without a model: order, branches, roles, variables, streams and errors."""
 
+import gc
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 from specdec import programs as sp
 from specdec.core.choices import ChoiceScore
 from specdec.programs.expressions import Expression
-from specdec.programs.transcript import ProgramMessage
+from specdec.programs.transcript import ProgramMessage, Transcript
 from tests.specdec.programs.echo_backend import EchoBackend
 
 
@@ -190,6 +193,19 @@ def test_an_error_is_raised_where_its_branch_is_read_and_at_the_end(backend: Ech
         state["q"]
 
 
+def test_transcripts_that_others_continue_are_not_kept(backend: EchoBackend) -> None:
+    @sp.function
+    def program(s: sp.ProgramState) -> int:
+        for _ in range(50):
+            s += "kept nowhere"
+        s.sync()
+        gc.collect()
+        return sum(isinstance(one, Transcript) and one.text.startswith("kept nowhere") for one in gc.get_objects())
+
+    # The loop may still hold those of its last tasks.
+    assert program.run(backend=backend).ret_value <= 3
+
+
 def test_a_function_that_raises_ends_its_requests() -> None:
     @sp.function
     def program(s: sp.ProgramState) -> None:
@@ -223,6 +239,42 @@ def test_errors_reach_the_reader_of_a_stream(backend: EchoBackend) -> None:
     with pytest.raises(RuntimeError, match="tired"):
         list(two_gens.run("fail", backend=backend, stream=True).text_iter())
 
+    @sp.function
+    def unread(s: sp.ProgramState) -> None:
+        (fork,) = s.fork()
+        fork += "fail" + sp.gen("x")
+        s += "so far"
+
+    with pytest.raises(RuntimeError, match="tired"):
+        list(unread.run(backend=backend, stream=True).text_iter())
+
+
+def test_a_reader_of_a_branch_gets_the_end_of_the_program(backend: EchoBackend) -> None:
+    """It has all of the branch's text and waits, as the function could still append more."""
+    forks: list[sp.ProgramState] = []
+    has_fork, may_return = threading.Event(), threading.Event()
+    read: list[str] = []
+
+    @sp.function
+    def program(s: sp.ProgramState) -> None:
+        (fork,) = s.fork()
+        fork += "a" + sp.gen("x")
+        fork.sync()
+        forks.append(fork)
+        has_fork.set()
+        may_return.wait()
+
+    program.run(backend=backend, stream=True)
+    has_fork.wait()
+    reader = threading.Thread(target=lambda: read.extend(forks[0].text_iter()), daemon=True)
+    reader.start()
+    while not forks[0]._stream._changed._waiters:  # type: ignore[attr-defined]
+        time.sleep(0.001)
+    may_return.set()
+    reader.join(60)
+    assert not reader.is_alive()
+    assert read == ["a", "<", "1", ">"]
+
 
 def test_programs_run_in_batches_and_within_each_other(backend: EchoBackend) -> None:
     @sp.function
@@ -237,6 +289,8 @@ def test_programs_run_in_batches_and_within_each_other(backend: EchoBackend) -> 
         outer.run_batch([{}], backend=backend)
     with pytest.raises(ValueError, match="temperature is -1"):
         outer.run("a", backend=backend, params={"temperature": -1})
+    with pytest.raises(ValueError, match="n is 3; a gen is one text: leave it out"):
+        outer.run("a", backend=backend, params={"n": 3})
 
 
 def test_variables_can_be_set(backend: EchoBackend) -> None:
