@@ -23,7 +23,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.integers import ceil_div
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.models.llama import LlamaModel
-from specdec.parallel.ranks import OneRank, Ranks
+from specdec.parallel.ranks import Ranks
 from specdec.scheduling.choice_rows import MOST_NODES
 from specdec.scheduling.rank_values import read_values
 from specdec.scheduling.scheduler import Scheduler
@@ -55,7 +55,7 @@ class EngineBuilder:
         requests: RequestMaker | None = None,
     ) -> None:
         self._requests = requests
-        self.config, self.model, self.kernels, self._ranks = config, model, kernels, ranks or OneRank()
+        self.config, self.model, self.kernels, self._ranks = config, model, kernels, ranks or Ranks()
         self.workers = WorkerBuilder(config, model, draft, kernels, self._ranks)
         self.sizes = self.workers.sizes
         self.block_bytes = max(self._ranks.share(self.workers.block_bytes))

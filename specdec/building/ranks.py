@@ -11,7 +11,7 @@ from specdec.core.launch import Launch, current_launch
 from specdec.parallel.first_rank import COLLECTIVE_TIMEOUT, FirstRank
 from specdec.parallel.launched_ranks import launched_ranks
 from specdec.parallel.other_ranks import OtherRanks
-from specdec.parallel.ranks import OneRank, Ranks
+from specdec.parallel.ranks import Ranks
 from specdec.parallel.ray_ranks import ray_ranks
 from specdec.parallel.started_ranks import started_ranks
 
@@ -30,7 +30,7 @@ def ranks_of(config: EngineConfig, timeout: float = COLLECTIVE_TIMEOUT) -> Itera
     if launch is not None:
         _check_launch(launch, layout.size)
     if layout.size == 1:
-        yield OneRank()
+        yield Ranks()
         return
     ranks = FirstRank(layout, _other_ranks(config, layout.size, timeout), timeout)
     ranks.tell((config, timeout))

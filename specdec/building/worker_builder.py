@@ -37,7 +37,7 @@ from specdec.models.llama import LlamaModel
 from specdec.models.lora_adapter import AdapterFiles, AdapterWeights, read_adapter
 from specdec.models.sharded_llama import sharded
 from specdec.parallel.rank_layout import RankLayout
-from specdec.parallel.ranks import OneRank, Ranks
+from specdec.parallel.ranks import Ranks
 from specdec.verify.verifier import RULES, Verifier
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class WorkerBuilder:
         kernels: KernelSet,
         ranks: Ranks | None = None,
     ) -> None:
-        self._ranks = ranks or OneRank()
+        self._ranks = ranks or Ranks()
         self.config, self.model, self.draft, self.kernels = config, model, draft, kernels
         self.proposal = Proposal.DRAWN if RULES[config.verify].draws else Proposal.COUPLED
         self.device, self.dtype = torch.device(config.device), DTYPES[config.dtype]

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -15,7 +15,7 @@ from specdec.parallel.other_ranks import OtherRanks
 from specdec.parallel.rank_group import Store
 from specdec.parallel.rank_layout import RankGroups, RankLayout, join_groups
 from specdec.parallel.rank_link import RankLink
-from specdec.parallel.ranks import REFUSALS, Raised, RankDeadError
+from specdec.parallel.ranks import REFUSALS, Raised, RankDeadError, Ranks
 
 T = TypeVar("T")
 # Seconds in which a rank must have imported, loaded its weights, or made its cache.
@@ -27,15 +27,13 @@ COLLECTIVE_TIMEOUT = 8.0
 _LAST_WORDS, _END = 1.0, 2.0
 
 
-class FirstRank:
+class FirstRank(Ranks):
     """The rank whose process has the engine's user; see `Ranks`. An interrupted operation ends the others.
 
     Args:
         others: the processes of the other ranks, that this one or a launcher has started, or Ray actors.
         timeout: seconds of an operation between ranks.
     """
-
-    rank = 0
 
     def __init__(self, layout: RankLayout, others: OtherRanks, timeout: float = COLLECTIVE_TIMEOUT) -> None:
         self.layout, self._others, self.timeout = layout, others, timeout
@@ -72,9 +70,6 @@ class FirstRank:
                 self._links[rank].send(data)
             except OSError as error:
                 raise self.failed(error) from None
-
-    def receive(self) -> Any:
-        raise AssertionError("nobody tells the first rank")
 
     def decide(self, make: Callable[[], T]) -> T:
         """See `Ranks.decide`."""

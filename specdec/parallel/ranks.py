@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
@@ -58,36 +58,36 @@ class RankDeadError(RuntimeError):
     """A rank is gone, and the engine with it. The message is one line."""
 
 
-class Ranks(Protocol):
+class Ranks:
     """A rank's view of all of them. Every rank calls `decide` and `share` at the same places.
+
+    This class is a single rank, which holds the whole model.
 
     Attributes:
         rank: number of this one. The first one has the program that uses the engine.
         layout: which part of the model each rank holds.
     """
 
-    rank: int
-    layout: RankLayout
+    rank = 0
+    layout = RankLayout(1, 1)
 
-    def groups(self, device: torch.device) -> RankGroups | None:
+    def groups(self, device: torch.device) -> RankGroups | None:  # noqa: ARG002
         """Return the groups of the model's operations, None for a single rank.
 
         Raises:
             RankDeadError: a rank is gone; every other method raises it as well.
         """
-        ...
+        return None
 
     def tell(self, record: object) -> None:
         """Have all other ranks do what this one, the first, does next."""
-        ...
 
     def tell_stages(self, make: Callable[[], object]) -> None:
         """Tell the ranks of earlier pipeline stages what `make` returns, which this one, the first, has found."""
-        ...
 
     def receive(self) -> Any:
         """Return what the first rank tells next."""
-        ...
+        raise AssertionError("nobody tells the first rank")
 
     def decide(self, make: Callable[[], T]) -> T:
         """Call `make` on the first rank, and return its result on every rank.
@@ -95,32 +95,30 @@ class Ranks(Protocol):
         Raises:
             ValueError, OSError, QueueFullError: what `make` raises of `REFUSALS`.
         """
-        ...
+        return make()
 
-    def share(self, value: T, *, in_step: bool = False) -> list[T]:
+    def share(self, value: T, *, in_step: bool = False) -> list[T]:  # noqa: ARG002
         """Return the value of each rank, in the order of their numbers.
 
         Args:
             in_step: whether all come to it at about the same time, as within a step. One that is late then counts as
                 hung; elsewhere it may still load.
         """
-        ...
+        return [value]
 
-    def together(self, *refusals: type[Exception]) -> AbstractContextManager[None]:
+    def together(self, *refusals: type[Exception]) -> AbstractContextManager[None]:  # noqa: ARG002
         """Return a context for what all ranks do. What interrupts it leaves the others waiting, so it ends them.
 
         Args:
             refusals: errors that all ranks meet alike, and go on.
         """
-        ...
+        return nullcontext()
 
     def check(self) -> None:
         """Check that all ranks are there."""
-        ...
 
     def close(self) -> None:
         """End the other ranks, once they have done what they were told. Nothing may be called afterwards."""
-        ...
 
 
 def first_refusal(ranks: Ranks, refusal: str | None) -> str | None:
@@ -128,36 +126,7 @@ def first_refusal(ranks: Ranks, refusal: str | None) -> str | None:
     return next((found for found in ranks.share(refusal) if found is not None), None)
 
 
-class OneRank:
-    """A single rank, which holds the whole model; see `Ranks`."""
-
-    rank, layout = 0, RankLayout(1, 1)
-
-    def groups(self, device: torch.device) -> None:  # noqa: ARG002
-        return None
-
-    def tell(self, record: object) -> None: ...
-
-    def tell_stages(self, make: Callable[[], object]) -> None: ...
-
-    def receive(self) -> Any:
-        raise AssertionError("a single rank is told nothing")
-
-    def decide(self, make: Callable[[], T]) -> T:
-        return make()
-
-    def share(self, value: T, *, in_step: bool = False) -> list[T]:  # noqa: ARG002
-        return [value]
-
-    def together(self, *refusals: type[Exception]) -> AbstractContextManager[None]:  # noqa: ARG002
-        return nullcontext()
-
-    def check(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class OtherRank:
+class OtherRank(Ranks):
     """A rank beside the first; see `Ranks`. Its process ends with the connection, however that ends.
 
     Args:
@@ -171,7 +140,6 @@ class OtherRank:
         self._is_sending, self._has_ended = threading.Lock(), threading.Event()
         self._groups: RankGroups | None = None
         self._is_watched = self._is_receiving = False
-        self.layout: RankLayout
         self._timeout: float
 
     def join(self, layout: RankLayout, timeout: float) -> None:
@@ -244,10 +212,6 @@ class OtherRank:
         self._groups = join_groups(self.rank, self.layout, self._store, device, self._timeout, self._host)
         return self._groups
 
-    def tell(self, record: object) -> None: ...
-
-    def tell_stages(self, make: Callable[[], object]) -> None: ...
-
     def receive(self) -> Any:
         self._is_receiving = True
         try:
@@ -265,10 +229,3 @@ class OtherRank:
         self._send(Shared(value))
         values: list[T] = self.receive()
         return values
-
-    def together(self, *refusals: type[Exception]) -> AbstractContextManager[None]:  # noqa: ARG002
-        return nullcontext()
-
-    def check(self) -> None: ...
-
-    def close(self) -> None: ...

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from specdec.execution import cost_measurement
-from specdec.parallel.ranks import OneRank
+from specdec.parallel.ranks import Ranks
 
 
 @pytest.mark.parametrize("tick", [0.0, 1e-9, 1.0])
@@ -18,7 +18,7 @@ def test_a_measurement_ends_on_any_clock(monkeypatch: pytest.MonkeyPatch, tick: 
         return now[0]
 
     monkeypatch.setattr(cost_measurement, "time", SimpleNamespace(perf_counter=clock))
-    curve = cost_measurement._curve(OneRank(), worked.append, [1, 4])
+    curve = cost_measurement._curve(Ranks(), worked.append, [1, 4])
     assert curve.xs == ([1.0, 4.0] if tick < 1 else [1.0])
     assert curve.ys == pytest.approx([tick] * len(curve.xs))
     assert len(worked) <= 2 * (1 + cost_measurement.MOST_ROUNDS * cost_measurement.IN_A_ROW)
@@ -37,6 +37,6 @@ def test_long_parts_are_measured_once_unless_the_first_time_was_longer(
     monkeypatch.setattr(cost_measurement, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(cost_measurement, "ROUNDS", 2)
     monkeypatch.setattr(cost_measurement, "IN_A_ROW", 3)
-    curve = cost_measurement._curve(OneRank(), work, [1, 4, 100])
+    curve = cost_measurement._curve(Ranks(), work, [1, 4, 100])
     assert curve.ys == pytest.approx([0.002, 0.008, 0.2 if times > 1 else 0.2 * (1 + warm_up)])
     assert [worked.count(size) for size in (1, 4, 100)] == [7, 7, times]
