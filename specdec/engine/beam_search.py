@@ -9,7 +9,7 @@ from specdec.core.outputs import BeamSearchOutput, BeamSearchSequence
 from specdec.core.request import Request
 from specdec.core.sampling_params import BeamSearchParams
 from specdec.models.tokenizer import Tokenizer
-from specdec.scheduling.scheduler import Admission, Scheduler
+from specdec.scheduling.scheduler import Scheduler
 
 
 @dataclass(eq=False)
@@ -233,7 +233,7 @@ class BeamSearches:
         scheduler = self._scheduler
         seats = scheduler.config.max_num_seqs - sum(search.params.beam_width for search in self._active)
         while self._pending and (width := self._pending[0].params.beam_width) <= seats:
-            if scheduler.admission(self._pending[0].root) is not Admission.OK:
+            if scheduler.refusal(self._pending[0].root) is not None:
                 break
             seats -= width
             self._active.append(self._pending.pop(0))

@@ -57,7 +57,7 @@ from specdec.models.hub import shown_path
 from specdec.parallel.ranks import REFUSALS, RankDeadError
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.rank_values import read_values
-from specdec.scheduling.scheduler import Admission, Scheduler
+from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
 
 # Seconds that an engine waits for blocks when it has nothing else to do.
@@ -222,9 +222,8 @@ class LLMEngine:
     def _search(self, adds: Sequence[Add], params: BeamSearchParams) -> list[BeamSearch]:
         roots = [BeamRequest.of(self.new_group(add).requests[0]) for add in adds]
         for root in roots:
-            if self.scheduler.admission(root) is Admission.NEVER:
-                # Raises the ValueError.
-                self.scheduler.add(root)
+            if isinstance(refusal := self.scheduler.refusal(root), ValueError):
+                raise refusal
         return [self.searches.add(params, root) for root in roots]
 
     def _abort_group(self, group: RequestGroup) -> None:

@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from enum import Enum
 from typing import Any
 
 from specdec.cache.kv_cache_manager import KVCacheManager
@@ -23,15 +22,6 @@ from specdec.scheduling.step_cost import MeasuredStep, PreemptionCost, StepCost
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepBudget, StepPlan
 from specdec.scheduling.step_planner import StepPlanner
 from specdec.scheduling.tree_sizer import TreeSize, TreeSizer
-
-
-class Admission(Enum):
-    """Moment at which a request can be queued: now, later or never."""
-
-    OK = "ok"
-    LATER = "later"
-    NEVER = "never"
-
 
 # Waiting requests whose blocks are hashed while a step runs.
 LOOK_AHEAD = 8
@@ -109,21 +99,37 @@ class Scheduler:
         """Return how many requests could run besides the running ones that are not `leaving`."""
         return self.config.max_num_seqs - sum(request not in leaving for request in self.running)
 
-    def admission(self, request: Request) -> Admission:
-        """Return whether the request can be queued now, later or never."""
-        if self.manager.bounds.most_blocks(request.max_length - 1) > self.manager.pool.num_blocks:
-            return Admission.NEVER
+    def refusal(self, request: Request) -> ValueError | QueueFullError | None:
+        """Return why the request cannot be queued, a ValueError if it never can; None if it can; see `add`."""
+        if request.priority and self.config.scheduling_policy != "priority":
+            return ParameterError(
+                "priority", f"priority {request.priority} needs scheduling_policy 'priority'; it is 'fcfs'"
+            )
+        if request.choices is not None and request.choices.most_nodes > self.max_choice_nodes:
+            return ParameterError(
+                "choices",
+                f"choices holds one of {request.choices.most_nodes + 1} tokens; it may have at most "
+                f"{self.max_choice_nodes + 1}: shorten it, or raise max_num_batched_tokens",
+            )
+        manager = self.manager
+        if manager.bounds.most_blocks(request.max_length - 1) > manager.pool.num_blocks:
+            return ParameterError(
+                "max_tokens",
+                f"a request of up to {request.max_length} tokens needs {manager.blocks_for(request.max_length - 1)} "
+                f"cache blocks of {manager.block_size}, and there are {manager.pool.num_blocks}; lower max_tokens or "
+                "raise kv_cache_memory",
+            )
         limit = self.config.max_queued_requests
         if limit is None:
-            return Admission.OK
+            return None
         waiting = (*self.waiting, *self.queues.waiting_for_kv)
         # Samples of one prompt, which share this dict, wait as one request.
         prompts = {id(each.cached_samples) for each in waiting}
-        if len(prompts) < limit or id(request.cached_samples) in prompts:
-            return Admission.OK
         # No client's requests fill the queue for others.
         is_first = all(each.client != request.client for each in waiting)
-        return Admission.OK if is_first else Admission.LATER
+        if len(prompts) < limit or id(request.cached_samples) in prompts or is_first:
+            return None
+        return QueueFullError(f"{limit} requests wait, as many as may; try again later")
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -133,28 +139,8 @@ class Scheduler:
                 choice that no tree holds.
             QueueFullError: `max_queued_requests` requests wait.
         """
-        if request.priority and self.config.scheduling_policy != "priority":
-            raise ParameterError(
-                "priority", f"priority {request.priority} needs scheduling_policy 'priority'; it is 'fcfs'"
-            )
-        if request.choices is not None and request.choices.most_nodes > self.max_choice_nodes:
-            raise ParameterError(
-                "choices",
-                f"choices holds one of {request.choices.most_nodes + 1} tokens; it may have at most "
-                f"{self.max_choice_nodes + 1}: shorten it, or raise max_num_batched_tokens",
-            )
-        match self.admission(request):
-            case Admission.NEVER:
-                size, pool = self.manager.block_size, self.manager.pool
-                raise ParameterError(
-                    "max_tokens",
-                    f"a request of up to {request.max_length} tokens needs "
-                    f"{self.manager.blocks_for(request.max_length - 1)} cache blocks of {size}, "
-                    f"and there are {pool.num_blocks}; lower max_tokens or raise kv_cache_memory",
-                )
-            case Admission.LATER:
-                most = self.config.max_queued_requests
-                raise QueueFullError(f"{most} requests wait, as many as may; try again later")
+        if (refusal := self.refusal(request)) is not None:
+            raise refusal
         request.times.queued = time.monotonic()
         self.queues.add(request, self._stats.steps)
         self._stats.queued += 1

@@ -15,7 +15,6 @@ from specdec.core.request import Request, RequestGroup
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.request_queues import PRIORITY_STEPS, TURN_STEPS
-from specdec.scheduling.scheduler import Admission
 from specdec.scheduling.step_cost import PreemptionCost
 from tests.specdec.fake_memory import make_request
 from tests.specdec.scheduling.scheduled_steps import SWAP, ask, costs, finish, make, names, step
@@ -85,15 +84,15 @@ def test_a_request_larger_than_the_cache_is_refused_at_once() -> None:
     message = r"a request of up to 18 tokens needs 5 cache blocks of 4, and there are 4; lower max_tokens or raise"
     with pytest.raises(ValueError, match=message):
         ask(scheduler, "a", 8, most=10)
-    assert scheduler.admission(make_request([1] * 8, 10)) is Admission.NEVER
-    assert scheduler.admission(make_request([1] * 8, 9)) is Admission.OK
+    assert isinstance(scheduler.refusal(make_request([1] * 8, 10)), ValueError)
+    assert scheduler.refusal(make_request([1] * 8, 9)) is None
 
 
 def test_a_full_queue_sends_others_away_until_later() -> None:
     scheduler = make(max_queued_requests=2, max_num_seqs=1)
     for name in "ab":
         ask(scheduler, name, 1)
-    assert scheduler.admission(make_request([1])) is Admission.LATER
+    assert isinstance(scheduler.refusal(make_request([1])), QueueFullError)
     with pytest.raises(QueueFullError, match="2 requests wait, as many as may; try again later"):
         ask(scheduler, "c", 1)
     step(scheduler)
