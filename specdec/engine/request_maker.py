@@ -29,8 +29,7 @@ from specdec.draft_heads.drafting.structured_drafts import ForcedText
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.engine.chat_tools import ChatTools
 from specdec.engine.prompts import PlainPrompt, as_list
-from specdec.engine.request_texts import RequestTexts
-from specdec.engine.text_limits import Words
+from specdec.engine.request_texts import RequestTexts, Words
 from specdec.kernels.types.settings import MAX_WHOLE, ParameterError, check_text, whole_number
 from specdec.models.checkpoint import has_tokenizer
 from specdec.models.generation_config import GenerationConfig

@@ -1,9 +1,9 @@
 """Texts of requests as tokens: prompts, conversations, choices, predictions and bad words, each checked first."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,23 @@ from specdec.core.request_limits import RequestLimits
 from specdec.core.sampling_params import SamplingParams
 from specdec.engine.choice_prompts import with_choice_tokens
 from specdec.engine.prompts import PlainPrompt
-from specdec.engine.text_limits import TextLimits, Words
+from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.settings import ParameterError, check_text
 from specdec.models.tokenizer import Tokenizer
+
+# Characters of a token where they have no limit: more than a text's tokens have on average.
+_ASSUMED = 128
+# Lists of bad words whose tokens are remembered: all prompts of a request have the same.
+_MOST_LISTS = 8
+Words = tuple[tuple[int, ...], ...]
 
 logger = logging.getLogger(__name__)
 
 
 class RequestTexts:
     """Makes tokens of texts that a request may have. Its methods may be called from several threads.
+
+    Texts that are too long are refused by their characters, which takes no time, before they are tokenized.
 
     Args:
         tokenizer: None for a model without one, whose prompts must be token ids.
@@ -29,12 +37,17 @@ class RequestTexts:
 
     def __init__(self, tokenizer: Tokenizer | None, limits: RequestLimits, model: Path, max_model_len: int) -> None:
         self.tokenizer, self._limits = tokenizer, limits
-        self._model, self._max_model_len = model, max_model_len
+        self._model, self._context = model, max_model_len
         self._has_warned_of_tools = False
 
     @cached_property
-    def _texts(self) -> TextLimits:
-        return TextLimits(self.need_tokenizer(), self._limits, self._max_model_len)
+    def _longest(self) -> int | None:
+        """Characters that a token stands for at most, None where they have no limit."""
+        return self.need_tokenizer().longest_token
+
+    @cached_property
+    def _words(self) -> Callable[[tuple[str, ...]], Words]:
+        return lru_cache(_MOST_LISTS)(self.need_tokenizer().encode_words)
 
     def need_tokenizer(self) -> Tokenizer:
         """Return the tokenizer.
@@ -62,7 +75,7 @@ class RequestTexts:
             check_text("the prompt", text, "prompt")
         tokenizer = self.need_tokenizer()
         for text in texts:
-            self._texts.check_prompt(text, may_be_longer)
+            self._check_prompt(text, may_be_longer)
         return tokenizer.encode_batch(texts, add_special_tokens)
 
     def chat_prompt(
@@ -120,13 +133,15 @@ class RequestTexts:
         self._limits.check(params)
         choices = [choice for choice in params.choices or () if isinstance(choice, str)]
         if choices and self.tokenizer is not None:
-            self._texts.check_choices(prompt if isinstance(prompt, str) else "", choices)
+            self._check_choices(prompt if isinstance(prompt, str) else "", choices)
         if isinstance(params.prediction, str):
             if self.tokenizer is None:
                 raise ParameterError(
                     "prediction", "prediction needs a tokenizer, and the model's folder has none; give token ids"
                 )
-            params = replace(params, prediction=self._texts.prediction(params.prediction))
+            longest = (self._longest or _ASSUMED) * self._context
+            predicted = self.tokenizer.encode(params.prediction[:longest], add_special_tokens=False)
+            params = replace(params, prediction=predicted[: self._context])
         return with_choice_tokens(prompt, params, self.tokenizer, add_special_tokens)
 
     def bad_words(self, params: SamplingParams) -> Words:
@@ -135,7 +150,47 @@ class RequestTexts:
         Raises:
             ValueError: they have more tokens than the limit.
         """
-        return self._texts.bad_words(params.bad_words) if params.bad_words else ()
+        if not params.bad_words:
+            return ()
+        longest = self._longest or _ASSUMED
+        self._limits.check_bad_word_tokens(sum(ceil_div(len(word.lstrip()), longest) for word in params.bad_words))
+        tokens = self._words(tuple(params.bad_words))
+        self._limits.check_bad_word_tokens(sum(map(len, tokens)))
+        return tokens
+
+    def _check_prompt(self, text: str, may_be_longer: bool = False) -> None:
+        """Refuse a prompt that cannot fit into the context, or takes long to tokenize; see `encode`."""
+        # No token stands for less than a character.
+        if len(text) <= self._context and not may_be_longer:
+            return
+        if not may_be_longer and self._longest is not None:
+            least = ceil_div(len(text), self._longest)
+            if least >= self._context:
+                raise ParameterError(
+                    "prompt", f"the prompt has at least {least} tokens, and the context is {self._context}; shorten it"
+                )
+            return
+        most = max(self._limits.max_text_characters, (self._longest or _ASSUMED) * self._context)
+        if len(text) > most:
+            raise ParameterError(
+                "prompt",
+                f"the prompt has {len(text)} characters; at most {most} are tokenized: shorten it, or raise "
+                "max_text_characters (--max-text-characters)",
+            )
+
+    def _check_choices(self, prompt: str, choices: Sequence[str]) -> None:
+        """Refuse text choices that cannot fit into the context behind a prompt, or take long to tokenize."""
+        self._check_prompt(prompt)
+        most = max(map(len, choices), default=0)
+        if len(prompt) + most > self._context and self._longest is not None:
+            least = ceil_div(len(prompt) + most, self._longest)
+            if least > self._context:
+                raise ParameterError(
+                    "choices",
+                    f"choices holds one that has, with the prompt, at least {least} tokens, and the context is "
+                    f"{self._context}; shorten one of them",
+                )
+        self._limits.check_choice_characters(prompt, choices)
 
 
 def num_characters(prompt: PlainPrompt, params: SamplingParams) -> int:
