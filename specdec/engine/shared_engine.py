@@ -137,7 +137,7 @@ class EngineCall(Generic[T]):
         self._shared.abandon(self.groups)
 
     def run(self) -> Iterator[T]:
-        """Run the requests to their end.
+        """Run the requests to their end, and until other engines can go on with their prompts.
 
         Yields:
             What `read` makes of a group, once per step in which the group got tokens, in the order of the steps. It is
@@ -152,7 +152,8 @@ class EngineCall(Generic[T]):
                 yield news.popleft()
             with self._shared.turn() as engine:
                 if not news:
-                    if all(group.finished for group in self.groups):
+                    requests = (request for group in self.groups for request in group.requests)
+                    if all(request.finished and not engine.is_sending(request) for request in requests):
                         return
                     self._shared.step(engine)
 

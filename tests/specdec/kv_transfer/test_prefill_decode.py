@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from specdec import LLM, SamplingParams
+from specdec.engine.engine import LLMEngine
 from specdec.kv_transfer.disk_store import DiskStore
 from tests.specdec.async_engine.loop_peer import Peer, add
 from tests.specdec.kv_transfer.engines import DRAWN, GREEDY, PROMPT, SIZE, WHOLE, Computed, disk, engine, flush, run
@@ -114,6 +115,30 @@ def test_an_answer_waits_until_its_blocks_have_been_sent(
             may_send.set()
             peer.close()
     assert len(list(tmp_path.glob("??/*.kv"))) == 3 * WHOLE // SIZE
+
+
+def test_a_call_waits_until_its_blocks_have_been_sent(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write ends once the engine waits for blocks, which it does after all tokens are there."""
+    write, wait, may_send = DiskStore.write, LLMEngine.wait_for_kv, threading.Event()
+
+    def slow(*given: Any) -> None:
+        assert may_send.wait(120)
+        write(*given)
+
+    def waiting(engine: LLMEngine) -> None:
+        may_send.set()
+        wait(engine)
+
+    monkeypatch.setattr(DiskStore, "write", slow)
+    monkeypatch.setattr(LLMEngine, "wait_for_kv", waiting)
+    with engine(world, "none", disk(tmp_path), role="prefill") as llm:
+        try:
+            llm.generate([PROMPT], FIRST, use_tqdm=False)
+            assert len(list(tmp_path.glob("??/*.kv"))) == WHOLE // SIZE
+        finally:
+            may_send.set()
 
 
 def test_an_answer_waits_for_a_store_that_hangs_no_longer_than_a_search(
