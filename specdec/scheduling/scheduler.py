@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -345,6 +346,7 @@ class Scheduler:
             self._stats,
             trees_by_accepted=dict(self._stats.trees_by_accepted),
             steps_by_tokens=dict(self._stats.steps_by_tokens),
+            adapters=deepcopy(self._stats.adapters),
             running=len(self.running),
             waiting=len(self.waiting) + len(self.queues.waiting_for_kv),
             waiting_for_kv=len(self.queues.waiting_for_kv),

@@ -1,6 +1,7 @@
 """Adapters of the draft model: trees of the merged weights, the target's tokens, prefixes, and what is refused."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,9 @@ def test_tau_is_told_for_each_adapter_and_either_draft_model(world: World, made:
     outputs = llm.generate(prompts(4), GREEDY, lora_request=given, use_tqdm=False)
     assert [output.lora_request for output in outputs] == given
     found = llm.stats().adapters
+    before = deepcopy(found)
+    llm.generate(prompts(1), GREEDY, lora_request=adapted, use_tqdm=False)
+    assert found == before != llm.stats().adapters
     counts = [found["a"].plain, found["a"].adapted, TreeCount(), found["b"].adapted]
     assert found["b"].plain == TreeCount()
     for output, count in zip(outputs, counts, strict=True):
