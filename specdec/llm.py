@@ -88,13 +88,13 @@ class LLM:
         draft, own = own_settings(model, draft, settings)
         self.config = config = resolved_config(model, draft, own)
         check_memory(config)
-        ring = RequestRing.of(config)
         began = time.perf_counter()
-        self.request_maker = RequestMaker.read(config, read_llama_config(config.model))
-        self.tokenizer, self.max_model_len = self.request_maker.tokenizer, self.request_maker.max_model_len
-        self.generation_config = self.request_maker.generation_config
-        with explained_shortage(), ranks_of(config) as ranks:
-            self.engine = build_engine(config, ranks, self.request_maker)
+        with RequestRing.of(config) as ring:
+            self.request_maker = RequestMaker.read(config, read_llama_config(config.model))
+            self.tokenizer, self.max_model_len = self.request_maker.tokenizer, self.request_maker.max_model_len
+            self.generation_config = self.request_maker.generation_config
+            with explained_shortage(), ranks_of(config) as ranks:
+                self.engine = build_engine(config, ranks, self.request_maker)
         self.model = self.engine.worker.runner.model
         self.engine.ring = ring
         logger.info("ready after %.1f s", time.perf_counter() - began)

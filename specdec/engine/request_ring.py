@@ -10,7 +10,8 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -175,20 +176,26 @@ class RequestRing:
         self._end = weakref.finalize(self, _finish, self._waiting, thread)
 
     @classmethod
-    def of(cls, config: EngineConfig) -> "RequestRing | None":
-        """Return the ring that the settings ask for, None if they ask for none.
+    @contextmanager
+    def of(cls, config: EngineConfig) -> Iterator["RequestRing | None"]:
+        """Open the ring that the settings ask for, None if they ask for none; close it if the context fails.
 
         Raises:
             ValueError: see `RingFolder`.
         """
         if config.collect_drafts is None:
-            return None
+            yield None
+            return
         folder, share = config.collect_drafts, config.collect_drafts_share
         vocabulary = vocabulary_digest(config.tokenizer or config.model)
         limit = int(config.collect_drafts_limit * (1 << 30))
         ring = cls(RingFolder(folder, limit, shown_name(config.model), vocabulary), share)
         logger.info("collect_drafts %s: prompts and outputs of %g %% of the requests are kept", folder, 100 * share)
-        return ring
+        try:
+            yield ring
+        except BaseException:
+            ring.close()
+            raise
 
     def keep(self, request: Request) -> None:
         """Keep a request if it has ended well and is one of the share."""

@@ -63,6 +63,18 @@ def test_requests_that_end_well_are_kept_as_training_reads_them(world: World, tm
     assert sorted(kept(tmp_path / "ring")) == sorted([*wanted, wanted[0]])
 
 
+def test_an_engine_that_is_not_built_gives_the_folder_up(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("specdec.llm.build_engine", Mock(side_effect=RuntimeError("no room")))
+        # The error keeps the constructor's variables.
+        with pytest.raises(RuntimeError, match="no room") as caught:
+            load(world, tmp_path / "ring")
+    load(world, tmp_path / "ring").close()
+    assert caught.value.__traceback__ is not None
+
+
 def test_a_share_of_the_requests_is_kept_and_of_long_ones_the_end(tmp_path: Path) -> None:
     ring = RequestRing(RingFolder(tmp_path / "half", 1 << 20, "m"), 0.5)
     for _ in range(400):
