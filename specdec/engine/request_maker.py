@@ -217,13 +217,12 @@ class RequestMaker:
                 "structured_outputs",
                 "structured_outputs needs a tokenizer, and the model's folder has none; leave it out",
             )
-        is_shared = self.config.tensor_parallel_size > 1
         return GrammarCompiler(
             self.tokenizer,
             self.model.vocab_size,
             self.end_tokens,
             cache_bytes=self.config.structured_cache_bytes,
-            is_shared=is_shared,
+            is_shared=self.config.tensor_parallel_size * self.config.pipeline_parallel_size > 1,
         )
 
     @cached_property

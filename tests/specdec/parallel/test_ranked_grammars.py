@@ -189,6 +189,8 @@ def test_thinking_and_the_form_behind_it_are_those_of_one_rank(thinking_model: B
     for settings in ({}, ranks):
         with engine(thinking_model, thinking_model.head3, reasoning_parser="qwen3", **settings) as llm:
             found.append((texts(llm, params), llm.stats().trees_by_accepted))
+            # Then they are made into text beside the steps.
+            assert llm.request_maker.grammars.is_shared == bool(settings)
     assert found[0] == found[1]
     # The end mark comes behind at most as many tokens, and a start mark.
     marks = [row.index(269) for row in found[0][0]]
