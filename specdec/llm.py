@@ -36,6 +36,7 @@ from specdec.core.outputs import BeamSearchOutput, RequestOutput, SpeculationSta
 from specdec.core.progress import progress_bar
 from specdec.core.request import RequestGroup
 from specdec.core.sampling_params import BeamSearchParams, SamplingParams
+from specdec.engine.chat_tools import with_tools
 from specdec.engine.prompts import Prompt, one_each, prompt_batch, read_prompt
 from specdec.engine.request_maker import RequestMaker
 from specdec.engine.request_ring import RequestRing
@@ -228,10 +229,13 @@ class LLM:
             chat_template_kwargs: further variables of the template.
 
         Raises:
-            ValueError: a conversation that the template refuses, or as in `generate`; nothing has run then.
+            ValueError: a conversation that the template refuses, tools that `with_tools` refuses, or as in `generate`;
+                nothing has run then.
         """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        sampling_params, shown = self.request_maker.with_tools(tools or (), tool_choice, sampling_params, chat_template)
+        tokenizer, default = self.request_maker.texts.need_tokenizer(), self.request_maker.default_params()
+        used = tokenizer.chat_template if chat_template is None else chat_template
+        sampling_params, shown = with_tools(tools, tool_choice, sampling_params, default, tokenizer, used)
         own = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
         template = {} if chat_template is None else {"chat_template": chat_template}
         arguments: dict[str, Any] = {**own, **(chat_template_kwargs or {}), **template, **shown}

@@ -6,11 +6,10 @@ import random
 import secrets
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any
 
 from specdec.config import EngineConfig
 from specdec.core.choices import Choices
@@ -27,7 +26,6 @@ from specdec.draft_heads.drafting.predicted_text import PredictedText
 from specdec.draft_heads.drafting.stored_chains import DraftStore
 from specdec.draft_heads.drafting.structured_drafts import ForcedText
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.engine.chat_tools import ChatTools
 from specdec.engine.prompts import PlainPrompt, as_list
 from specdec.engine.request_texts import RequestTexts, Words
 from specdec.kernels.types.settings import MAX_WHOLE, ParameterError, check_text, whole_number
@@ -121,23 +119,6 @@ class RequestMaker:
     def default_params(self) -> SamplingParams:
         """Return the parameters of the checkpoint's generation_config.json, with defaults for the others."""
         return SamplingParams(**self.generation_config.params)
-
-    def with_tools(
-        self,
-        tools: Sequence[Mapping[str, Any]],
-        tool_choice: str | Mapping[str, Any] | None,
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        template: str | None,
-    ) -> tuple[SamplingParams | Sequence[SamplingParams] | None, dict[str, Any]]:
-        """Return parameters of a chat with tools, and what the chat template gets of them.
-
-        Raises:
-            ValueError: see `ChatTools`.
-        """
-        offered = ChatTools(tools, tool_choice)
-        tokenizer = self.texts.need_tokenizer()
-        template = tokenizer.chat_template if template is None else template
-        return offered.params(params, self.default_params(), tokenizer, template), offered.template_arguments()
 
     def add(self, prompt: PlainPrompt, params: SamplingParams, priority: int = 0, cache_salt: str | None = None) -> Add:
         """Check a prompt and its parameters, and return the command that runs it. Nothing checks them again.

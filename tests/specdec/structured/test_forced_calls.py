@@ -104,6 +104,9 @@ def test_a_chat_of_the_python_api_forces_calls(engines: dict[tuple[str, bool], L
     assert plain.prompt_token_ids != bare.prompt_token_ids == chat(SHOWN, "none").prompt_token_ids
     with pytest.raises(ValueError, match="the request has no tools"):
         llm.chat(talk, params, chat_template=SHOWN, tool_choice="required")
+    for tools in (TOOLS[0], "one", [TOOLS]):
+        with pytest.raises(ValueError, match="it must be a list of OpenAI's descriptions of functions"):
+            llm.chat(talk, params, chat_template=SHOWN, tools=tools)
     form = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
     with pytest.raises(ValueError, match="structured_outputs and a tool_choice that forces calls exclude each other"):
         chat(SHOWN, "required", form)
