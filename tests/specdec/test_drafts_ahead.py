@@ -1,10 +1,9 @@
 """Trees drafted behind the verification of the step before, on a simulated GPU: they are those of the step itself."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,14 +15,13 @@ from specdec.draft_heads.drafting.drafts_ahead import DraftsAhead
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.kernels.types.upload import Download
 from specdec.scheduling.draft_budget import DraftBudget
-from specdec.scheduling.step_cost import PreemptionCost
 from specdec.scheduling.tree_sizer import TreeSize
 from tests.fakes import save_random_block, save_random_eagle3, save_random_llama, save_shallow_llama
 from tests.profiles import by_day
-from tests.simulated_gpu import GPU, SimulatedGPU, simulated_gpu
+from tests.simulated_gpu import GPU
 from tests.triton_interpreter import grid_seed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("known_preemption_cost")]
 
 SHAPE = DraftShape(3, 2, 6)
 
@@ -36,14 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_random_eagle3(folder / "head3", head_dim=16)
     save_random_block(folder / "dspark", "dspark", head_dim=16, num_hidden_layers=1)
     return folder
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
-    patched = Mock(return_value=PreemptionCost(1.0, 0.0))
-    monkeypatch.setattr("specdec.building.engine_builder.measure_preemption_cost", patched)
-    with simulated_gpu(monkeypatch) as gpu:
-        yield gpu
 
 
 # Head, acceptance rule, whether each step's trees are of a drawn size, whether n-grams draft too, and further settings.

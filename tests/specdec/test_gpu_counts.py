@@ -8,20 +8,17 @@ docs/gpu.md is made. Other tests and runs fail where a step asks for more.
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
 from specdec import LLM, DraftShape, SamplingParams
-from specdec.scheduling.step_cost import PreemptionCost
 from tests.fakes import save_random_eagle3, save_random_llama, save_random_qwen3
 from tests.profiles import by_day
-from tests.simulated_gpu import SimulatedGPU, simulated_gpu
+from tests.simulated_gpu import SimulatedGPU
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("known_preemption_cost")]
 
 COUNTS = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_counts.json"
 # Trees by requests, and tokens of the captured passes, which take long on the simulated GPU.
@@ -38,14 +35,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_random_llama(folder / "target", head_dim=16)
     save_random_eagle3(folder / "head3", head_dim=16)
     return folder
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
-    patched = Mock(return_value=PreemptionCost(1.0, 0.0))
-    monkeypatch.setattr("specdec.building.engine_builder.measure_preemption_cost", patched)
-    with simulated_gpu(monkeypatch) as gpu:
-        yield gpu
 
 
 CASES = [
