@@ -203,8 +203,7 @@ class TreeDrafter(LevelLoops[State]):
         depths = [1 if row is None else min(self.shape.depth, row.max_depth) for row in rows]
         if loop.drawn:
             draw: TreeDraw = loop.grown
-            padding = draw.num_rows - len(rows)
-            return draw.device_trees([*budgets, *[0] * padding], [*depths, *[1] * padding])
+            return draw.device_trees(budgets, depths)
         bounds = TreeBounds.of(budgets, depths, self.shape.depth, self.branching, packet, self.shape.nodes)
         searched: Searched = loop.grown
         return searched.trees(bounds, self.kernels.search, packet)
@@ -288,26 +287,15 @@ class TreeDrafter(LevelLoops[State]):
         return draft
 
     def _drawn(self, draw: TreeDraw, rows: Sequence[DraftRow], depths: Sequence[int]) -> DraftTrees:
-        """Return the trees of all rows but padding, on the device where the host need not know them yet."""
-        bounds = _padded_bounds(rows, depths, draw.num_rows)
-        trees = draw.device_trees(*bounds) if self.kernels.on_device else draw.host_trees(*bounds)
-        return _without_padding(trees, len(rows))
+        """Return the trees of the rows, on the device where the host need not know them yet."""
+        budgets = [row.num_nodes for row in rows]
+        return draw.device_trees(budgets, depths) if self.kernels.on_device else draw.host_trees(budgets, depths)
 
 
 def _chosen(trees: DeviceTrees) -> DeviceTrees:
     """Return trees whose nodes are chosen now, before other graphs run, whose memory the candidates share."""
     _ = trees.batch.table
     return trees
-
-
-def _padded_bounds(rows: Sequence[DraftRow], depths: Sequence[int], count: int) -> tuple[list[int], list[int]]:
-    """Return most nodes and levels of `count` rows, of which the last are padding."""
-    padding = count - len(rows)
-    return [*(row.num_nodes for row in rows), *[0] * padding], [*depths, *[1] * padding]
-
-
-def _without_padding(trees: DraftTrees, count: int) -> DraftTrees:
-    return trees.select(range(count)) if len(trees.sizes) > count else trees
 
 
 def _known(roots: Tensor | None) -> Tensor:

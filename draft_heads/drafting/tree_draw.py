@@ -110,28 +110,33 @@ class TreeDraw(TreeLevels):
         return self._table
 
     def device_trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> DeviceTrees:
-        """Return `host_trees` on the device; with nodes also where q could draw nothing, which no rule accepts."""
-        widths, ends = [level.shape[1] for level in self._tokens], self._ends()
+        """Return `host_trees` on the device; with nodes also where q could draw nothing, which no rule accepts.
+
+        Args:
+            budgets: of the first rows; those behind them are padding and have no trees.
+        """
+        rows, ends = len(budgets), self._ends()
+        widths = [level.shape[1] for level in self._tokens]
         sizes = []
         for budget, max_depth in zip(budgets, max_depths, strict=True):
             whole = [end for end in ends[: max(max_depth, 0)] if end <= budget]
             sizes.append(whole[-1] if whole else min(budget, ends[0]) if max_depth > 0 else 0)
         most = max(sizes)
-        device, rows = self._tokens[0].device, self.num_rows
+        device = self._tokens[0].device
         # The root's distribution, then those of each frontier.
         probs = torch.full((rows, 1 + ends[-1]), NO_PROBS, dtype=torch.int64, device=device)
         probs[:, 0], place = 0, 1
         for start, best in zip([0, *ends], self._best[:-1], strict=False):
             own = torch.arange(place, place + best.shape[1], device=device)
-            probs.scatter_(1, 1 + best + start, own.expand(rows, -1))
+            probs.scatter_(1, 1 + best[:rows] + start, own.expand(rows, -1))
             place += best.shape[1]
         table = self._table
         assert table is not None
         first = torch.arange(rows, device=device)[:, None] * table.shape[1]
         depths = [torch.full((width,), level + 1, device=device) for level, width in enumerate(widths)]
         columns = (
-            torch.cat(self._tokens, 1)[:, :most],
-            self._parents()[:, :most],
+            torch.cat(self._tokens, 1)[:rows, :most],
+            self._parents()[:rows, :most],
             torch.cat(depths).expand(rows, -1)[:, :most],
             torch.arange(most, device=device).expand(rows, -1),
         )

@@ -94,14 +94,16 @@ def living(tree: DraftTree, table: Tensor) -> tuple[DraftTree, Tensor]:
 @given(
     draft_shapes(4, 5),
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), min_size=1, max_size=3),
+    st.integers(0, 2),
     seeds,
     st.booleans(),
 )
 def test_drawn_trees_are_those_of_the_host(
-    shape: DraftShape, bounds: list[tuple[int, int]], seed: int, zeros: bool
+    shape: DraftShape, bounds: list[tuple[int, int]], padding: int, seed: int, zeros: bool
 ) -> None:
     """But for nodes that nothing could be drawn for, which stay, so that the number of all is known."""
-    draw = draw_with([Head(seed, row, zeros) for row in range(len(bounds))], shape, [0] * shape.depth).draw
+    rows = range(len(bounds) + padding)
+    draw = draw_with([Head(seed, row, zeros) for row in rows], shape, [0] * shape.depth).draw
     budgets, depths = [b for b, _ in bounds], [d for _, d in bounds]
     wanted, grown = draw.host_trees(budgets, depths), draw.device_trees(budgets, depths)
     for row, (mine, other, budget) in enumerate(zip(grown.read(), wanted.read(), budgets, strict=True)):

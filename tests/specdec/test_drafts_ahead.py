@@ -58,14 +58,7 @@ def test_trees_are_those_that_the_step_would_draft(
     chained: bool,
     settings: dict[str, Any],
 ) -> None:
-    taken, places_of = list[int](), DraftsAhead.places_of
-
-    def counted(self: DraftsAhead, rows: Any) -> dict[int, int]:
-        places = places_of(self, rows)
-        taken.append(len(places))
-        return places
-
-    monkeypatch.setattr(DraftsAhead, "places_of", counted)
+    taken = taken_ahead(monkeypatch)
     draft = f"{folder / head},ngram" if chained else str(folder / head)
     ahead = steps_of(load(folder, draft, rule, settings), sized, monkeypatch)
     # The first request alone makes sure of one, unless trees are of drawn sizes or n-grams match.
@@ -74,6 +67,19 @@ def test_trees_are_those_that_the_step_would_draft(
     monkeypatch.setattr(TreeDrafter, "prepare_ahead", lambda *_: None)
     assert ahead == steps_of(load(folder, draft, rule, settings), sized, monkeypatch)
     assert not taken
+
+
+def taken_ahead(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which each step adds how many trees it takes of those drafted ahead."""
+    taken, places_of = list[int](), DraftsAhead.places_of
+
+    def counted(self: DraftsAhead, rows: Any) -> dict[int, int]:
+        places = places_of(self, rows)
+        taken.append(len(places))
+        return places
+
+    monkeypatch.setattr(DraftsAhead, "places_of", counted)
+    return taken
 
 
 def load(folder: Path, draft: str, rule: str, settings: dict[str, Any]) -> LLM:
@@ -87,10 +93,9 @@ def load(folder: Path, draft: str, rule: str, settings: dict[str, Any]) -> LLM:
         adaptive_drafts=False,
         prefill_stretch=0,
         max_model_len=48,
-        max_num_seqs=2,
         block_size=8,
         kv_cache_memory=1 << 18,
-        **settings,
+        **{"max_num_seqs": 2, **settings},
     )
 
 
@@ -128,6 +133,16 @@ def steps_of(llm: LLM, sized: bool, monkeypatch: pytest.MonkeyPatch) -> list[Any
         while llm.engine.has_unfinished:
             llm.engine.step()
     return steps
+
+
+@pytest.mark.usefixtures("gpu")
+def test_padding_rows_have_no_drawn_trees(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph drafts for four rows where three requests run."""
+    taken = taken_ahead(monkeypatch)
+    params = [SamplingParams(temperature=0.8, seed=seed, max_tokens=6, ignore_eos=True) for seed in range(3)]
+    llm = load(folder, str(folder / "head3"), "rejection", {"max_num_seqs": 3})
+    llm.generate([[5, 6, 7]] * 3, params, use_tqdm=False)
+    assert 3 in taken
 
 
 @pytest.mark.usefixtures("gpu")
