@@ -128,6 +128,17 @@ class GgufVocabulary:
         """The token of each text."""
         return dict(zip(self.tokens, range(len(self.tokens)), strict=True))
 
+    @cached_property
+    def ids_without_padding(self) -> dict[str, int]:
+        """The token of each text that the model's own tokenizer has.
+
+        llama.cpp's converter names rows of the output matrix beyond the tokenizer's last token `[PAD123]`.
+        """
+        types = self.values.get(f"{PREFIX}token_type")
+        if types is None:
+            return self.ids
+        return {text: token for text, token in self.ids.items() if types[token] != UNUSED or text != f"[PAD{token}]"}
+
     def id(self, name: str) -> int | None:
         """Return a special token: that of the file, or else llama.cpp's for this kind; None for none.
 

@@ -295,7 +295,7 @@ def vocabulary_digest(folder: Path) -> str | None:
 
 def _vocabulary(folder: Path) -> dict[str, int]:
     if is_gguf(folder):
-        return GgufFile.open(folder).vocabulary.ids
+        return GgufFile.open(folder).vocabulary.ids_without_padding
     file = folder / "tokenizer.json"
     try:
         found: dict[str, int] = FastTokenizer.from_file(str(file)).get_vocab()

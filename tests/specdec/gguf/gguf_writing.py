@@ -36,7 +36,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 def random_model(architecture: str, **overrides: Any) -> PreTrainedModel:
     """Return a float64 model with random norms and biases."""
     torch.manual_seed(0)
-    config = CONFIGS[architecture](vocab_size=len(TOKENS), **{**SIZES, **overrides})
+    config = CONFIGS[architecture](**{"vocab_size": len(TOKENS), **SIZES, **overrides})
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config).to(torch.float64)
     for name, parameter in model.named_parameters():
         if "norm" in name:
@@ -53,7 +53,7 @@ def write_gguf(
     name: str | None = None,
     facts: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a model with a byte-level tokenizer.
+    """Write a model with a byte-level tokenizer; rows of its output matrix beyond `TOKENS` are padding.
 
     Args:
         kind: of the matrices, all or by name; vectors are F32.
@@ -82,8 +82,10 @@ def write_gguf(
         adders[type(value)](f"{name or architecture}.{key}", value)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([gguf.TokenType.CONTROL if token in SPECIAL else gguf.TokenType.NORMAL for token in TOKENS])
+    padding = [f"[PAD{token}]" for token in range(len(TOKENS), config.vocab_size)]
+    types = [gguf.TokenType.CONTROL if token in SPECIAL else gguf.TokenType.NORMAL for token in TOKENS]
+    writer.add_token_list(TOKENS + padding)
+    writer.add_token_types(types + [gguf.TokenType.UNUSED] * len(padding))
     writer.add_token_merges(MERGES)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)

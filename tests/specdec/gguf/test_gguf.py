@@ -16,7 +16,7 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.rope import RopeConfig
 from specdec.gguf import file as file_module
 from specdec.models.llama import load_llama, read_llama_config
-from specdec.models.tokenizer import Tokenizer
+from specdec.models.tokenizer import Tokenizer, check_same_vocabulary, vocabulary_digest
 from tests.kernel_sets import TORCH
 from tests.specdec.gguf.gguf_writing import TOKENS, random_model, write_gguf
 
@@ -159,6 +159,18 @@ def test_it_drafts_and_is_drafted_for(tmp_path: Path) -> None:
     small = write_gguf(tmp_path / "small.gguf", random_model("llama", num_hidden_layers=1))
     expected = answer(file, draft=None)
     assert answer(file) == answer(file, draft=small, adaptive_drafts=False) == expected
+
+
+def test_padding_of_the_output_matrix_is_no_other_vocabulary(tmp_path: Path) -> None:
+    padded = write_gguf(tmp_path / "padded.gguf", random_model("llama", vocab_size=len(TOKENS) + 3))
+    plain = write_gguf(tmp_path / "plain.gguf", random_model("llama"))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    Tokenizer(plain).backend.save(str(folder / "tokenizer.json"))
+    for other in (folder, plain):
+        check_same_vocabulary(padded, other)
+        check_same_vocabulary(other, padded)
+        assert vocabulary_digest(padded) == vocabulary_digest(other)
 
 
 def test_the_dtype_asked_for_is_the_one_of_the_weights(tmp_path: Path) -> None:
