@@ -114,11 +114,19 @@ def _readout(tokens: Tensor | None, matrix: Tensor | None, target: TargetParts, 
 
     Args:
         matrix: the head's own output matrix; None if it uses the target's.
+
+    Raises:
+        CheckpointError: rows of the target's, which an engine with rounded weights no longer has.
     """
     vocab_size = target.config.vocab_size
     if tokens is None:
         return MatrixReadout(target.output if matrix is None else kernels.projection(matrix, None), vocab_size)
     matrix = target.output.weight if matrix is None else matrix
+    if not len(matrix):
+        raise CheckpointError(
+            "it scores some rows of the target's output matrix, which is in memory in rounded form alone; "
+            "start the engine anew with it"
+        )
     ordered, order = tokens.to(matrix.device).sort()
     chosen = matrix[ordered if len(matrix) == vocab_size else order]
     return MatrixReadout(kernels.projection(chosen, None), vocab_size, ordered)

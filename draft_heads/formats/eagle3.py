@@ -106,7 +106,7 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
             case Source.TARGET:
                 lent[OUTPUT] = target.output.weight
             case Source.EMBEDDING:
-                named[OUTPUT] = {**named, **lent}[EMBEDDING]
+                (lent if EMBEDDING in lent else named)[OUTPUT] = {**named, **lent}[EMBEDDING]
         if config.fc_norm:
             named["fc_norm.weight"] = torch.stack([named[f"fc_norm.{tap}.weight"] for tap in range(len(config.taps))])
         head = filled(partial(Eagle3Head, config), named, lent, target)

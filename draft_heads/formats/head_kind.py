@@ -10,13 +10,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdec.draft_heads.formats.head_settings import HeadSettings
 from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.formats.tap_ids import TapIds
 from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, HeadConfig, TargetParts
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, allocate, check_finite, fill
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, check_finite, lend, place
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import fuse_layer
 from specdec.kernels.kernel_set import KernelSet
@@ -251,13 +251,10 @@ def filled(
     with torch.device("meta"):
         head = make()
         target.divide(head)
-    allocate(head, target.embedding.dtype, target.embedding.device)
-    named = {**tensors, **lent}
+    lend(head, lent)
+    named = dict(tensors)
     for layer in range(head.llama.num_layers):
         fuse_layer(named, f"layers.{layer}.", head.llama)
-    fill(head, named)
-    for name, matrix in lent.items():
-        part = head.get_submodule(name.removesuffix(".weight"))
-        part.weight = nn.Parameter(matrix.detach(), requires_grad=False)
+    place(head, named, target.embedding.dtype, target.embedding.device)
     head.requires_grad_(False).eval()
     return head

@@ -143,13 +143,19 @@ def check_fit(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def place(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> None:
-    """Give a module that was made on the meta device its weights; quantised ones stay as they are."""
+    """Give a module its weights that are on the meta device; quantised ones stay as they are."""
     quantized = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, QuantizedTensor)}
-    for name, weight in quantized.items():
-        part, _, own = name.rpartition(".")
-        setattr(module.get_submodule(part), own, nn.Parameter(weight.to(device), requires_grad=False))
+    lend(module, {name: weight.to(device) for name, weight in quantized.items()})
+    missing = [name for name, weight in module.named_parameters() if weight.is_meta]
     allocate(module, dtype, device)
-    fill(module, tensors)
+    fill(module, {name: tensors[name] for name in missing})
+
+
+def lend(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Make tensors parameters of a module, by their names there, without a copy."""
+    for name, tensor in tensors.items():
+        part, _, own = name.rpartition(".")
+        setattr(module.get_submodule(part), own, nn.Parameter(tensor.detach(), requires_grad=False))
 
 
 def allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
@@ -159,20 +165,19 @@ def allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Non
     """
     for part in module.modules():
         for name, weight in list(part.named_parameters(recurse=False)):
-            if isinstance(weight, QuantizedTensor):
-                continue
-            setattr(part, name, nn.Parameter(torch.empty(weight.shape, dtype=dtype, device=device)))
+            if weight.is_meta:
+                setattr(part, name, nn.Parameter(torch.empty(weight.shape, dtype=dtype, device=device)))
         for name, buffer in list(part.named_buffers(recurse=False)):
-            kept = dtype if buffer.is_floating_point() else buffer.dtype
-            setattr(part, name, torch.empty(buffer.shape, dtype=kept, device=device))
+            if buffer.is_meta:
+                kept = dtype if buffer.is_floating_point() else buffer.dtype
+                setattr(part, name, torch.empty(buffer.shape, dtype=kept, device=device))
 
 
 @torch.no_grad()
 def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy `tensors` into `module`, whose parameters have their names and shapes."""
-    for name, parameter in module.named_parameters():
-        if not isinstance(parameter, QuantizedTensor):
-            parameter.copy_(tensors[name])
+    """Copy `tensors` into the parameters of their names in `module`, which have their shapes."""
+    for name, tensor in tensors.items():
+        module.get_parameter(name).copy_(tensor)
 
 
 def listed(names: list[str]) -> str:

@@ -1,6 +1,7 @@
 """Heads of every format: recognised, loaded, and equal to their definitions, in a row and along a tree."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,11 @@ import torch
 from hypothesis import example, given, settings
 from torch import Tensor
 
-from specdec.draft_heads.formats.head_kind import Source
+from specdec.draft_heads.formats.head_kind import Source, filled
 from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput
+from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
+from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.types.block_table import pad_block_tables
@@ -20,6 +23,7 @@ from specdec.verify.tree_batch import slots_of
 from tests.checkpoints import TARGET_HIDDEN, TARGET_LAYERS, VOCAB, Fixture
 from tests.draft_heads.dense_head import DenseHead
 from tests.draft_heads.loading import PARTS, load
+from tests.fakes import TINY
 from tests.head_formats import FORMATS
 from tests.kernel_sets import TORCH
 from tests.profiles import num_cases
@@ -175,6 +179,17 @@ def test_weights_shared_with_the_target_are_not_copied(heads: Heads) -> None:
     is_lent = draft.head.embed_tokens.weight.data_ptr() == PARTS.embedding.data_ptr()
     assert is_lent == lent[found.embedding]
     assert (draft.readout.projection is PARTS.output) == (lent[found.output] and found.tokens is None)
+
+
+def test_weights_shared_with_the_target_take_no_memory_while_a_head_is_built() -> None:
+    """A matrix that no machine could hold once more."""
+    llama = replace(LlamaConfig.from_json({**TINY, "num_hidden_layers": 1}), vocab_size=1 << 40)
+    with torch.device("meta"):
+        parameters = EagleHead(EagleConfig(llama, fc_bias=False)).split_parameters()
+    lent = {"embed_tokens.weight": torch.zeros(1, 1).expand(parameters.pop("embed_tokens.weight").shape)}
+    tensors = {name: torch.zeros(parameter.shape) for name, parameter in parameters.items()}
+    head = filled(lambda: EagleHead(EagleConfig(llama, fc_bias=False)), tensors, lent, PARTS)
+    assert head.embed_tokens.weight.data_ptr() == lent["embed_tokens.weight"].data_ptr()
 
 
 ASSUMED = {

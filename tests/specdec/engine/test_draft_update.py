@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from specdec import LLM, DraftShape, RequestOutput, SamplingParams
 from specdec.kernels.native.library import library_file
 from specdec.scheduling.rank_values import FILE
 from tests.fakes import edit_json, save_random_block, save_random_eagle3
 from tests.specdec.saved_llama import edit_tensors
-from tests.specdec.world import World
+from tests.specdec.world import VOCAB, World
 
 pytestmark = pytest.mark.slow
 
@@ -184,3 +185,23 @@ def test_weights_in_8_bits(world: World, draft: str) -> None:
     llm = load(world, world.draft(draft), **settings)
     assert traced(llm, params, world.other(draft)).token_ids == new.token_ids
     assert drafts(traced(llm, params)) == drafts(new)
+
+
+@native
+def test_with_weights_in_8_bits_the_target_has_rows_of_its_output_matrix_no_more(world: World, tmp_path: Path) -> None:
+    """A head may be scored by all of it, in packed form; one that selects rows of it cannot come later."""
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    settings: dict[str, Any] = {"kernels": "native", "quantization": "q8"}
+    for seed, name in enumerate(("own", "lent")):
+        save_random_eagle3(tmp_path / name, seed, draft_vocab_size=VOCAB)
+    edit_tensors(tmp_path / "lent", lambda tensors: tensors.pop("lm_head.weight"))
+    edit_json(tmp_path / "lent" / "config.json", draft_vocab_size=None)
+    new = traced(load(world, tmp_path / "lent", **settings), params)
+    llm = load(world, tmp_path / "own", **settings)
+    llm.update_draft(tmp_path / "lent")
+    assert drafts(traced(llm, params)) == drafts(new)
+    shutil.copytree(world.other("eagle"), tmp_path / "rows")
+    edit_tensors(tmp_path / "rows", lambda tensors: tensors.update(token_map=torch.arange(50)))
+    edit_json(tmp_path / "rows" / "config.json", architectures=["LlamaForCausalLMEagle"], hot_vocab_size=50)
+    with pytest.raises(ValueError, match=r"rows: it scores some rows of .*; start the engine anew with it$"):
+        load(world, world.draft("eagle"), **settings).update_draft(tmp_path / "rows")
