@@ -5,7 +5,7 @@ from typing import Any
 
 from specdec.draft_heads.formats.head_settings import HeadSettings, Layout, section
 from specdec.draft_heads.formats.tap_ids import Counting, TapIds, layer_list
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_config
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, items, read_config
 from specdec.draft_heads.llama.llama_config import positive
 
 # Programs that count outputs of layers, and the one that counts their inputs.
@@ -23,7 +23,7 @@ def block_rows(folder: Path) -> int | None:
     """
     try:
         settings = HeadSettings.from_json(read_config(folder))
-        own = BlockSettings(settings, settings.layer.get("num_hidden_layers") or 1)
+        own = BlockSettings(settings, positive(settings.layer, "num_hidden_layers", 1))
         return own.block_size if own.value("mask_token_id") is not None and not all(own.causal()) else None
     except CheckpointError:
         # Loading the head says what is wrong.
@@ -106,7 +106,7 @@ class BlockSettings:
         Raises:
             CheckpointError: a flag that is neither true nor false.
         """
-        kinds = self.settings.layer.get("layer_types") or []
+        kinds = items(self.settings.layer, "layer_types")
         sliding = [layer < len(kinds) and kinds[layer] == "sliding_attention" for layer in range(self.num_layers)]
         if self.settings.layout == Layout.SPECULATORS:
             key = "sliding_window_non_causal"

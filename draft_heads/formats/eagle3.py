@@ -16,7 +16,7 @@ from specdec.draft_heads.formats.tap_ids import KEY, TapIds, tap_ids
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetParts
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.heads.readout import MatrixReadout
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, items
 from specdec.draft_heads.llama.llama_config import positive
 from specdec.kernels.kernel_set import KernelSet
 
@@ -188,7 +188,7 @@ def _settled(
     """Return how gaps, and differences between config.json and tensors or between two programs, were settled."""
     own, layout = settings.own, settings.layout
     norm = tensors.spelling("layers.1.input_layernorm.weight")
-    proposals = section(own, "speculators_config").get("proposal_methods") or ()
+    proposals = items(section(own, "speculators_config"), "proposal_methods")
     methods = [one for one in proposals if isinstance(one, Mapping)]
     lossy = [f"{key} {one[key]}" for one in methods for key in EXACT_VALUES if one.get(key) not in EXACT_VALUES[key]]
     cases = {

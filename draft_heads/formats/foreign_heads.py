@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from specdec.draft_heads.formats.head_settings import section
+from specdec.draft_heads.llama.checkpoint_files import items
 
 
 class ForeignHead(NamedTuple):
@@ -85,7 +86,7 @@ def foreign_kind(settings: Mapping[str, Any], names: Iterable[str]) -> str | Non
     """
     values = [settings.get(key) for key in ("model_type", "speculators_model_type", "projector_type")]
     values.append(section(settings, "dflash_config").get("projector_type"))
-    said = " ".join(str(value) for value in (*(settings.get("architectures") or ()), *values))
+    said = " ".join(str(value) for value in (*items(settings, "architectures"), *values))
     names = list(names)
     for head in FOREIGN:
         signs = [f"{key} in config.json" for key in head.keys if settings.get(key)]

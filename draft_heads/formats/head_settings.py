@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from specdec.draft_heads.formats.head_tensors import HeadTensors
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, items
 from specdec.draft_heads.llama.llama_config import LlamaConfig, positive
 
 
@@ -72,7 +72,7 @@ class HeadSettings:
         if layer.get("num_hidden_layers") is None:
             layer["num_hidden_layers"] = max(1, tensors.num_layers)
             assumptions.append(f"config.json does not count its layers: the file has {layer['num_hidden_layers']}")
-        kinds, is_windowed = layer.get("layer_types") or [], layer.get("use_sliding_window", True) is not False
+        kinds, is_windowed = items(layer, "layer_types"), layer.get("use_sliding_window", True) is not False
         window = layer.get("sliding_window") if is_windowed else None
         layer["sliding_window"] = None
         layer["layer_types"] = [kind for kind in kinds if kind != "sliding_attention"]
@@ -100,7 +100,7 @@ class HeadSettings:
 
 
 def _plain_layout(settings: Mapping[str, Any]) -> Layout:
-    names = [str(name) for name in settings.get("architectures") or ()]
+    names = [str(name) for name in items(settings, "architectures")]
     if "dflash_config" in settings:
         return Layout.DFLASH
     if "target_layer_ids" in settings or any(name.endswith("DSparkModel") for name in names):

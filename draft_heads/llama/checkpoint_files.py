@@ -68,6 +68,18 @@ def read_object(file: Path) -> dict[str, Any]:
     return values
 
 
+def items(settings: Mapping[str, Any], key: str) -> list[Any]:
+    """Return a list of a config.json, empty if it is absent.
+
+    Raises:
+        CheckpointError: the value is no list.
+    """
+    value = settings.get(key) or []
+    if not isinstance(value, list):
+        raise CheckpointError(f"config.json: {key} = {value!r:.100} must be a list")
+    return value
+
+
 def check_weight_dtypes(tensors: Mapping[str, Tensor]) -> None:
     """Check that all tensors are plain floating-point numbers.
 

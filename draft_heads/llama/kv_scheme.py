@@ -26,13 +26,13 @@ def kv_cache_dtype_of(config: Mapping[str, Any]) -> str | None:
     if scheme is None:
         return None
     given = scheme if isinstance(scheme, Mapping) else {}
-    kind = given.get("type", "float")
-    if given.get("num_bits") != 8 or not given.get("symmetric", True) or kind not in KV_TYPES:
+    kind = KV_TYPES.get(str(given.get("type", "float")))
+    if given.get("num_bits") != 8 or not given.get("symmetric", True) or kind is None:
         raise CheckpointError(
             f"config.json: kv_cache_scheme = {scheme!r:.200} is not supported; it must have 8 bits, be symmetric, and "
             "be of type float or int"
         )
-    return KV_TYPES[kind]
+    return kind
 
 
 def quantizes_kv_alone(config: Mapping[str, Any]) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.llama.alibi import alibi_slopes
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, items
 from specdec.draft_heads.llama.kv_scheme import kv_cache_dtype_of, quantizes_kv_alone
 from specdec.draft_heads.llama.rope import WITHOUT_ROTATION, RopeConfig
 
@@ -183,7 +183,8 @@ class LlamaConfig:
             if family not in SLIDING_FAMILIES:
                 raise CheckpointError(f"config.json: sliding_window = {window} is not supported")
             windows = tuple(window if is_sliding else 0 for is_sliding in sliding)
-        rope, has_alibi = RopeConfig.from_json(config), _has_alibi(config, hidden)
+        max_position = count("max_position_embeddings", 2048)
+        rope, has_alibi = RopeConfig.from_json(config, max_position), _has_alibi(config, hidden)
         if has_alibi and rope.rope_type != "default":
             raise CheckpointError(f"config.json: rope type {rope.rope_type!r} is not supported beside ALiBi")
         tied, vocab_size = flag("tie_word_embeddings"), count("vocab_size")
@@ -200,7 +201,7 @@ class LlamaConfig:
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            max_position=count("max_position_embeddings", 2048),
+            max_position=max_position,
             rms_norm_eps=float(epsilon),
             rope=WITHOUT_ROTATION if has_alibi else rope,
             tie_word_embeddings=tied,
@@ -230,9 +231,7 @@ def _sliding_layers(config: Mapping[str, Any], layers: int) -> list[bool]:
     Raises:
         CheckpointError: `layer_types` that are unknown, or not as many as layers.
     """
-    kinds, family = config.get("layer_types") or [], config.get("model_type")
-    if not isinstance(kinds, list):
-        raise CheckpointError(f"config.json: layer_types = {kinds!r:.100} must be a list")
+    kinds, family = items(config, "layer_types"), config.get("model_type")
     known = ("full_attention", "sliding_attention") if family in SLIDING_FAMILIES else ("full_attention",)
     unknown = [kind for kind in kinds if kind not in known]
     if unknown:

@@ -34,10 +34,13 @@ class RopeConfig:
     truncate: bool = True
 
     @classmethod
-    def from_json(cls, config: Mapping[str, Any]) -> "RopeConfig":
+    def from_json(cls, config: Mapping[str, Any], max_position: int = 2048) -> "RopeConfig":
         """Read `rope_scaling` (before transformers 5) or else `rope_parameters`, and `rope_theta` beside them.
 
         Where both are given, transformers 5 takes `rope_scaling` too.
+
+        Args:
+            max_position: positions of the model.
 
         Raises:
             CheckpointError: an unknown rope type, or a missing or unusable number.
@@ -65,13 +68,12 @@ class RopeConfig:
                 raise CheckpointError(f"config.json: rope {name!r} is {value!r}; it must be a number above {above:g}")
             return float(value)
 
-        limit = config.get("max_position_embeddings") or 2048
         # Beside the rope's own settings it has priority, as in transformers.
         outer = config.get("original_max_position_embeddings")
         if outer is not None:
             values["original_max_position_embeddings"] = outer
-        original = max(1.0, number("original_max_position_embeddings", limit))
-        factor_default = limit / original if kind == "yarn" and "factor" in values else None
+        original = max(1.0, number("original_max_position_embeddings", max_position))
+        factor_default = max_position / original if kind == "yarn" and "factor" in values else None
         theta = config.get("rope_theta")
         return cls(
             rope_type=kind,

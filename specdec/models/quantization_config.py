@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from specdec.draft_heads.formats.head_settings import section
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.kv_scheme import quantizes_kv_alone
 
@@ -115,7 +116,7 @@ def _gptq(given: Mapping[str, Any]) -> QuantizationConfig:
 
 def _compressed(given: Mapping[str, Any]) -> QuantizationConfig:
     _require(given, {"transform_config": (None, {})})
-    sparsity = given.get("sparsity_config") or {}
+    sparsity = section(given, "sparsity_config")
     if sparsity and sparsity.get("format") != "dense":
         raise _error(f"sparsity_config with format {sparsity.get('format')!r:.60} is not supported")
     groups = given.get("config_groups")
