@@ -7,7 +7,7 @@ from functools import partial
 
 from specdec.building.draft_check import PROMPT, check_first_drafts
 from specdec.building.host_memory import check_cache
-from specdec.building.memory_profile import Rehearsal, cache_bytes
+from specdec.building.memory_profile import Rehearsal, cache_bytes, small_cache
 from specdec.building.tap_probe import questions
 from specdec.building.worker_builder import WorkerBuilder, follows, passes_ahead
 from specdec.cache.kept_entries import KEEPS_ALL, KeptEntries
@@ -113,7 +113,7 @@ class EngineBuilder:
         memory, workers = cache_bytes(self.config, self._rehearse), self.workers
         held = min(self._ranks.share(memory // workers.block_bytes))
         if held < 1:
-            raise ValueError(f"kv_cache_memory {memory} is less than one block of {self.block_bytes} bytes; raise it")
+            raise small_cache(self.config, memory, self.block_bytes)
         most = self.config.scheduler.max_num_seqs * ceil_div(
             workers.longest + self.sizes.entries, self.config.block_size
         )

@@ -57,6 +57,17 @@ def cache_bytes(config: EngineConfig, rehearse: Callable[[], int]) -> int:
     return left
 
 
+def small_cache(config: EngineConfig, memory: int, block_bytes: int) -> ValueError:
+    """Return the error of cache memory that holds no block, with the setting that gave so little."""
+    less = f"is less than one block of {block_bytes} bytes"
+    if config.kv_cache_memory is not None:
+        return ValueError(f"kv_cache_memory {memory} {less}; raise it")
+    if not config.device.startswith("cuda"):
+        return ValueError(f"the cache's default of {memory} bytes {less}; set kv_cache_memory")
+    left = f"gpu_memory_utilization {config.gpu_memory_utilization} leaves the cache {memory} bytes, which {less}"
+    return ValueError(f"{left}; raise it or lower max_num_batched_tokens")
+
+
 # One step for the prompts, and one with drafts.
 STEPS = 2
 

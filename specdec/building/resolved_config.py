@@ -93,7 +93,16 @@ def _checked_sources(
 
     No weights are read.
     """
+    if model is None and config.revision is not None:
+        raise ValueError(
+            f"revision is {config.revision!r}, and no model is named; name it by model, or a head's by draft_revision"
+        )
     if draft == AUTO:
+        if config.draft_revision is not None:
+            raise ValueError(
+                f"draft_revision is {config.draft_revision!r}, and draft is {AUTO!r}; name a head or small model by "
+                "draft, or leave the revision out"
+            )
         checkpoint = DEMO / "target" if model is None else checkpoint_path(model, config.revision)
         target = named_target(checkpoint)
         sizes = check_target(target or checkpoint)
@@ -190,6 +199,11 @@ def _draft_sources(
             raise ValueError(
                 f"draft {name!r} is the demo model's own head; give the folder or hub name of this model's, ngram, "
                 "suffix, none, or auto"
+            )
+        if revision is not None:
+            raise ValueError(
+                f"draft_revision is {revision!r}, and draft {name!r} is the demo model's own head; "
+                "leave the revision out"
             )
         return DEMO_HEADS[str(name)], chains
     words = (*DRAFT_WORDS, *SOURCES, *(DEMO_HEADS if is_demo else ()), *map(str, HEADS.glob("*")))

@@ -118,7 +118,7 @@ def own_settings(
         # A torch.dtype or its name.
         name = str(given["dtype"]).removeprefix("torch.")
         given["dtype"] = _DTYPES.get(name, name)
-    if str(given.get("tokenizer", "")) == str(model):
+    if "tokenizer" in given and str(given["tokenizer"]) == str(model):
         del given["tokenizer"]
     if "speculative_config" in given:
         if draft not in (None, AUTO):

@@ -55,6 +55,8 @@ def checkpoint_path(
         CheckpointError: no such path, with the nearest that there is; or the model is neither in the cache nor to be
             had from the hub, with the reason; or a revision of a local folder.
     """
+    if name == "":
+        raise CheckpointError("'' is no checkpoint; give a folder, a GGUF file, or org/name on the hub")
     for path in (*([beside / name] if beside is not None else []), Path(name)):
         if path.exists():
             if revision is not None:

@@ -142,6 +142,24 @@ def test_other_mixtures_are_refused_in_one_line(world: World, draft: str, messag
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"draft_revision": "v2"}, "draft_revision is 'v2', and draft is 'auto'; name a head or small model"),
+        ({"draft": "dspark", "draft_revision": "v2"}, "draft_revision is 'v2', and draft 'dspark' is the demo model's"),
+        (
+            {"revision": "v2"},
+            "revision is 'v2', and no model is named; name it by model, or a head's by",
+        ),
+        ({"draft": "org/head", "revision": "v2"}, "revision is 'v2', and no model is named"),
+    ],
+)
+def test_a_revision_of_what_has_none_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        LLM(**given)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("prediction", [[97], [-1], [0.5], 3])
 def test_a_prediction_of_other_tokens_is_refused(world: World, prediction: Any) -> None:
     with pytest.raises(ValueError, match="prediction"):

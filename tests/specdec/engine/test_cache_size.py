@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from specdec import LLM, DraftShape
 from specdec.building.llm_settings import sharing_a_gpu
-from specdec.building.memory_profile import CPU_CACHE_BYTES, Rehearsal, cache_bytes
+from specdec.building.memory_profile import CPU_CACHE_BYTES, Rehearsal, cache_bytes, small_cache
 from specdec.cache.kv_cache import entry_bytes
 from specdec.config import EngineConfig
 from specdec.scheduling.scheduler_config import SchedulerConfig
@@ -80,6 +81,31 @@ def test_a_gpu_without_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig(device=GPU, gpu_memory_utilization=0.25)
     with pytest.raises(ValueError, match=r"gpu_memory_utilization 0.25 of 81920 MiB leaves no room .* 21504 MiB"):
         cache_bytes(config, gpu.rehearse)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "the cache's default of 10 bytes is less than one block of 4096 bytes; set kv_cache_memory"),
+        (
+            {"device": GPU, "gpu_memory_utilization": 0.5},
+            "gpu_memory_utilization 0.5 leaves the cache 10 bytes, which is less than one block of 4096 bytes; raise "
+            "it or lower max_num_batched_tokens",
+        ),
+        (
+            {"device": GPU, "kv_cache_memory": 10},
+            "kv_cache_memory 10 is less than one block of 4096 bytes; raise it",
+        ),
+    ],
+)
+def test_what_gave_too_little_for_one_block_is_named(settings: dict[str, Any], message: str) -> None:
+    assert str(small_cache(EngineConfig(**settings), 10, 4096)) == message
+
+
+def test_a_cache_by_default_that_holds_no_block_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.building.memory_profile.CPU_CACHE_BYTES", 10)
+    with pytest.raises(ValueError, match="the cache's default of 10 bytes is less than one block"):
+        LLM(world.folder / "target", None)
 
 
 @pytest.mark.parametrize(("seats", "budget", "context"), [(3, 64, None), (5, 5, None), (1, 200, 20)])

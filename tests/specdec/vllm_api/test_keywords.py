@@ -64,6 +64,8 @@ def test_a_call_of_vllms_builds_an_engine(tiny: Tiny) -> None:
 
 
 REFUSED = [
+    ({"model": ""}, "'' is no checkpoint; give a folder, a GGUF file, or org/name on the hub"),
+    ({"model": "", "tokenizer": ""}, "'' is no checkpoint; give a folder"),
     ({"data_parallel_size": 2}, "data_parallel_size is 2, which is not supported; an engine is one replica"),
     ({"data_parallel_size": True}, "data_parallel_size is True, which is not supported"),
     ({"max_model_length": 9}, "LLM has no 'max_model_length'; the nearest it has is 'max_model_len'"),
