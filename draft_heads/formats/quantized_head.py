@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdec.draft_heads.formats.head_settings import section
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
-from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.quantized_tensor import QuantizedRows, scales_of_rows
 
 FP8 = torch.float8_e4m3fn
 SCALES = ("weight_scale", "weight_scale_inv")
@@ -31,18 +31,23 @@ def is_fp8(settings: Mapping[str, Any]) -> bool:
         case "modelopt":
             return given.get("quant_algo") in _MODELOPT
         case "compressed-tensors":
-            weights = [section(group, "weights") for group in section(given, "config_groups").values()]
-            return all((one.get("type"), one.get("num_bits")) == ("float", 8) for one in weights)
+            return all((one.get("type"), one.get("num_bits")) == ("float", 8) for one in _weights(given))
     return False
+
+
+def _weights(given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return what compressed-tensors' groups say about weights."""
+    groups = section(given, "config_groups")
+    return [section(section(groups, name), "weights") for name in groups]
 
 
 def plain_weights(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors with 8-bit floats as the float32 numbers that they stand for; others as they are.
 
     Raises:
-        CheckpointError: scales whose shape does not fit their weight.
+        CheckpointError: scales whose shape does not fit their weight, or blocks that are none.
     """
-    found = dict(tensors)
+    found, block = dict(tensors), _block(section(settings, _KEY))
     for name, weight in tensors.items():
         module = name.removesuffix("weight")
         scale = next((tensors[module + each] for each in SCALES if module + each in tensors), None)
@@ -51,43 +56,23 @@ def plain_weights(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
         for each in (*SCALES, *_ACTIVATIONS):
             found.pop(module + each, None)
         try:
-            found[name] = weight.float() * _spread(scale.float(), weight, section(settings, _KEY))
-        except ValueError:
-            raise CheckpointError(
-                f"{name} of shape {list(weight.shape)} has scales of shape {list(scale.shape)}, which do not fit it"
-            ) from None
+            outputs, inputs = weight.shape
+            scales, group = scales_of_rows(scale.float(), outputs, inputs, block)
+        except ValueError as error:
+            raise CheckpointError(f"{name}: {error}") from None
+        found[name] = QuantizedRows("fp8", inputs, weight, group, scales).dequantized()
     return found
-
-
-def _spread(scale: Tensor, weight: Tensor, given: Mapping[str, Any]) -> Tensor:
-    """Return scales that can be multiplied with a matrix `[outputs, inputs]`.
-
-    Raises:
-        ValueError: scales of another shape.
-    """
-    outputs, inputs = weight.shape
-    if scale.numel() == 1:
-        return scale.reshape(1, 1)
-    if scale.shape in ((outputs,), (outputs, 1)):
-        return scale.reshape(outputs, 1)
-    rows, columns = _block(given)
-    blocks = (ceil_div(outputs, rows), ceil_div(inputs, columns))
-    # Model-Optimizer's have dimensions of one between.
-    if [count for count in scale.shape if count > 1] != [count for count in blocks if count > 1]:
-        raise ValueError
-    spread = scale.reshape(blocks).repeat_interleave(rows, 0)[:outputs]
-    return spread.repeat_interleave(columns, 1)[:, :inputs]
 
 
 def _block(given: Mapping[str, Any]) -> tuple[int, int]:
     """Return rows and inputs that share a scale; where config.json does not say, those of DeepSeek.
 
     Raises:
-        ValueError: config.json says anything else.
+        CheckpointError: config.json says anything else.
     """
-    groups = [section(group, "weights").get("block_structure") for group in section(given, "config_groups").values()]
+    groups = [one.get("block_structure") for one in _weights(given)]
     block = next(filter(None, (given.get("weight_block_size"), *groups)), (128, 128))
     match block:
         case [int(rows), int(columns)] if min(rows, columns) > 0:
             return rows, columns
-    raise ValueError
+    raise CheckpointError(f"config.json: blocks of scales are {block!r:.60}; they must be [rows, inputs]")

@@ -161,6 +161,30 @@ class QuantizedRows:
         return self.kind, self.inputs, self.group, self.scales.dtype, offsets, self.nested is not None
 
 
+def scales_of_rows(scale: Tensor, outputs: int, inputs: int, block: tuple[int, int] | None) -> tuple[Tensor, int]:
+    """Return a checkpoint's scales of a weight as `[outputs, groups]`, and the inputs of a group.
+
+    Args:
+        scale: one for the weight, one for each row, one for blocks of rows and inputs, whatever dimensions of one are
+            between, or one for groups of a row's inputs.
+        block: rows and inputs of a block; None without blocks.
+
+    Raises:
+        ValueError: scales of another shape.
+    """
+    if scale.numel() == 1:
+        return scale.reshape(1, 1).expand(outputs, 1), inputs
+    if scale.numel() == outputs and scale.shape[0] == outputs:
+        return scale.reshape(outputs, 1), inputs
+    if block is not None:
+        blocks = math.ceil(outputs / block[0]), math.ceil(inputs / block[1])
+        if [count for count in scale.shape if count > 1] == [count for count in blocks if count > 1]:
+            return scale.reshape(blocks).repeat_interleave(block[0], 0)[:outputs], block[1]
+    if scale.ndim == 2 and scale.shape[0] == outputs and inputs % scale.shape[1] == 0:
+        return scale, inputs // scale.shape[1]
+    raise ValueError(f"scales of shape {list(scale.shape)} do not fit a weight of shape {[outputs, inputs]}")
+
+
 def joined(parts: Sequence[QuantizedRows]) -> QuantizedRows | None:
     """Return all rows in one weight, exactly; None if float8 numbers would lie beside others.
 

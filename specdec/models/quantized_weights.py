@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.kernels.types.integers import ceil_div
-from specdec.kernels.types.quantized_tensor import NumberKind, QuantizedRows, QuantizedTensor
+from specdec.kernels.types.quantized_tensor import NumberKind, QuantizedRows, QuantizedTensor, scales_of_rows
 from specdec.models.quantization_config import ALL_INPUTS, QuantizationConfig
 
 WORD = 32
@@ -41,7 +41,7 @@ def quantized_tensors(
             continue
         try:
             rows = _packed(own, config) if kind in ("qweight", "weight_packed") else _plain(own, config)
-        except CheckpointError as error:
+        except ValueError as error:
             raise CheckpointError(f"{module}: {error}") from None
         found[f"{module}.weight"] = QuantizedTensor(rows, dtype)
         bias = found.get(f"{module}.bias")
@@ -87,32 +87,14 @@ def _plain(own: Mapping[str, Tensor], config: QuantizationConfig) -> QuantizedRo
     if weight.ndim != 2 or not scale.dtype.is_floating_point:
         raise CheckpointError(f"its weight {list(weight.shape)} has a scale of {scale.dtype}")
     outputs, inputs = weight.shape
-    scales, group = _scales(scale, outputs, inputs, config.block)
+    scales, group = scales_of_rows(scale, outputs, inputs, config.block)
     zeros = own.get("weight_zero_point")
     if zeros is not None and zeros.any():
-        zeros, _ = _scales(zeros.to(torch.int8), outputs, inputs, config.block)
+        zeros, _ = scales_of_rows(zeros.to(torch.int8), outputs, inputs, config.block)
     else:
         zeros = None
     kind: NumberKind = "fp8" if weight.dtype == torch.float8_e4m3fn else "int8"
     return QuantizedRows(kind, inputs, weight, group, scales, zeros)
-
-
-def _scales(scale: Tensor, outputs: int, inputs: int, block: tuple[int, int] | None) -> tuple[Tensor, int]:
-    """Return scales `[outputs, groups]`, and the inputs of a group.
-
-    Args:
-        scale: one for the weight, one for each row, one for groups of a row's inputs, or one for blocks of rows and
-            inputs.
-    """
-    if scale.numel() == 1:
-        return scale.reshape(1, 1).expand(outputs, 1), inputs
-    if scale.numel() == outputs and scale.shape[0] == outputs:
-        return scale.reshape(outputs, 1), inputs
-    if block is not None and scale.shape == (ceil_div(outputs, block[0]), ceil_div(inputs, block[1])):
-        return scale.repeat_interleave(block[0], 0)[:outputs], block[1]
-    if scale.ndim == 2 and scale.shape[0] == outputs and inputs % scale.shape[1] == 0:
-        return scale, inputs // scale.shape[1]
-    raise CheckpointError(f"scales of shape {list(scale.shape)} do not fit a weight of shape {[outputs, inputs]}")
 
 
 def _packed(own: Mapping[str, Tensor], config: QuantizationConfig) -> QuantizedRows:
@@ -158,7 +140,7 @@ def _packed_by_rows(own: Mapping[str, Tensor]) -> QuantizedRows:
     bits = next((bits for bits in (4, 8) if words.shape == (outputs, ceil_div(inputs * bits, WORD))), None)
     if bits is None:
         raise CheckpointError(f"words {list(words.shape)} do not hold a weight of shape {[outputs, inputs]}")
-    scales, group = _scales(scale, outputs, inputs, None)
+    scales, group = scales_of_rows(scale, outputs, inputs, None)
     middle = 1 << bits - 1
     zeros = torch.full(scales.shape, middle)
     if "weight_zero_point" in own:

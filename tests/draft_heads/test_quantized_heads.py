@@ -76,8 +76,8 @@ def test_a_head_in_8_bit_floats_is_what_its_scales_say(name: str, stored: str, t
 
 FAULTS: list[tuple[dict[str, Tensor | None], dict[str, Any], str]] = [
     ({"weight_scale": None}, MODELOPT, "midlayer.mlp.up_proj.weight is stored as float8_e4m3fn; weights must be"),
-    ({"weight_scale": torch.ones(5)}, MODELOPT, "midlayer.mlp.up_proj.weight of shape "),
-    ({"weight_scale": torch.ones(2, 2)}, {"quant_method": "fp8", "weight_block_size": "ab"}, "midlayer.mlp.up_proj.we"),
+    ({"weight_scale": torch.ones(5)}, MODELOPT, "midlayer.mlp.up_proj.weight: scales of shape [5] do not fit a"),
+    ({}, {"quant_method": "fp8", "weight_block_size": "ab"}, "config.json: blocks of scales are 'ab'; they must be"),
     ({"weight_scale": torch.tensor(float("nan"))}, MODELOPT, "midlayer.mlp.up_proj.weight holds nan; weights must be"),
     ({}, {**MODELOPT, "quant_algo": "NVFP4"}, "a quantised EAGLE head (quantization_config in config.json) is not"),
     ({}, {"quant_method": "fp8", "fmt": "e5m2"}, "a quantised EAGLE head (quantization_config in config.json) is not"),

@@ -31,6 +31,10 @@ PACKED = {
     "sparsity_config": {"format": "dense"},
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS, "input_activations": None}},
 }
+FLOATS = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "block_structure": [128, 128]}}},
+}
 TARGETS: list[dict[str, Any]] = [
     {"rope_scaling": YARN},
     {"quantization_config": PACKED},
@@ -73,7 +77,8 @@ def test_of_a_head(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     fixture = HEADS[name]()
     tensors = read_tensors(fixture.write(tmp_path))
     monkeypatch.setattr("specdec.draft_heads.formats.head_kinds.read_tensors", lambda _: tensors)
-    for config in (fixture.config, *spoilt(fixture.config, OPTIONAL)):
+    whole = {**fixture.config, "quantization_config": FLOATS}
+    for config in (whole, *spoilt(whole, OPTIONAL)):
         for place in ("head_kinds", "block_settings"):
             monkeypatch.setattr(f"specdec.draft_heads.formats.{place}.read_config", lambda _, config=config: config)
         check(describe_folder, tmp_path)
