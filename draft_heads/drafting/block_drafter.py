@@ -78,6 +78,8 @@ class BlockDrafter(TreeDrafter[Paths]):
         head: the block head; for the other arguments see `TreeDrafter`.
     """
 
+    head: BlockForm
+
     def __init__(
         self,
         head: BlockForm,
@@ -91,8 +93,7 @@ class BlockDrafter(TreeDrafter[Paths]):
         kernels: KernelSet,
         adapters: AdapterBank | None = None,
     ) -> None:
-        self.head, self.scorer = head, head.edge_scorer
-        scorer = self.scorer
+        self.scorer = scorer = head.edge_scorer
         # The scorer's row of each of the target's tokens, where it has some only.
         self._scorer_rows: Tensor | None = None
         if scorer is not None and head.draft_tokens is not None and len(scorer.successors) < head.llama.vocab_size:

@@ -82,7 +82,8 @@ class LevelLoops(ABC, Generic[State]):
         kernels: KernelSet,
         adapters: AdapterBank | None = None,
     ) -> None:
-        self.kernels, self.readout, self.shape, self.adapters = kernels, readout, shape, adapters
+        self.head, self.readout, self.adapters = head, readout, adapters
+        self.kernels, self.shape = kernels, shape
         self.llama = llama = head.llama
         self.windows = head.windows
         self.first, self.kv, self.block_size, self.dtype = head.first_entry, kv, block_size, dtype
@@ -95,6 +96,8 @@ class LevelLoops(ABC, Generic[State]):
         self.graphs: DraftGraphs | None = None
         # What was drafted behind the step before.
         self._ahead: DraftsAhead | None = None
+        # Of a head that is called level by level, by width of the levels.
+        self._own_bits: dict[int, Tensor] = {}
         self.one_call = self._one_call(head)
 
     def _one_call(self, head: CachedHead) -> FusedDrafting | None:  # noqa: ARG002

@@ -7,15 +7,11 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_levels import DraftLevels, own_bits
-from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
+from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.heads.draft_head import CachedHead, DraftHead
-from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
-from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.types.adapters import AdapterBank
 from specdec.kernels.types.device_tables import DeviceTables
 from specdec.kernels.types.fused import DraftingCache, FusedDrafting
 from specdec.kernels.types.ragged_rows import RaggedRows
@@ -31,28 +27,9 @@ class ModelDrafter(TreeDrafter[Tensor]):
 
     An EAGLE head's row of token i takes embedding(x_i) and the target's feature f_{i-1}, is stored at entry i of
     the request's cache, and predicts x_{i+1}. Entry 0 stays empty. A small Llama's takes x_i alone, from entry 0 on.
-
-    Args:
-        head: the draft head; for the other arguments see `TreeDrafter`.
     """
 
-    def __init__(
-        self,
-        head: DraftHead,
-        readout: Readout,
-        kv: Tensor,
-        features: Tensor | None,
-        block_size: int,
-        dtype: torch.dtype,
-        shape: DraftShape,
-        proposal: Proposal,
-        kernels: KernelSet,
-        adapters: AdapterBank | None = None,
-    ) -> None:
-        self.head = head
-        super().__init__(head, readout, kv, features, block_size, dtype, shape, proposal, kernels, adapters)
-        # By width of the levels.
-        self._own_bits: dict[int, Tensor] = {}
+    head: DraftHead
 
     def _one_call(self, head: CachedHead) -> FusedDrafting | None:
         passes = self.kernels.passes

@@ -66,12 +66,11 @@ class CachedHead(Protocol):
     taps: tuple[int, ...]
     feature_size: int
     first_entry: int
-
-    @property
-    def windows(self) -> tuple[int, ...]: ...
-
-    @property
-    def reach(self) -> int: ...
+    windows: tuple[int, ...]
+    reach: int
+    mixers: Sequence[Mixer]
+    beside: dict[str, Product]
+    lm_head: nn.Linear | None
 
     @property
     def projects_features(self) -> bool: ...
@@ -80,16 +79,7 @@ class CachedHead(Protocol):
     def block(self) -> Block | None: ...
 
     @property
-    def mixers(self) -> Sequence[Mixer]: ...
-
-    @property
-    def beside(self) -> dict[str, Product]: ...
-
-    @property
     def module(self) -> "FeatureHead | None": ...
-
-    @property
-    def lm_head(self) -> nn.Linear | None: ...
 
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return the features that the cache keeps, `[rows, feature_size]`; never called if that size is 0."""

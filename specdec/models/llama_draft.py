@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdec.draft_heads.formats.head_kinds import kind_of
 from specdec.draft_heads.formats.head_settings import HeadSettings
@@ -14,7 +14,7 @@ from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput, stack
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, check_finite, error_context, read_config
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.llama_layer import Attention, Mixer
+from specdec.draft_heads.llama.llama_layer import Attention
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.draft_heads.llama.weight_files import read_tensors
 from specdec.gguf.file import is_gguf
@@ -42,26 +42,9 @@ class LlamaDraftHead:
     def __init__(self, model: LlamaModel, max_position: int) -> None:
         self.model = model
         self.llama = replace(model.config, max_position=min(model.config.max_position, max_position))
-
-    @property
-    def windows(self) -> tuple[int, ...]:
-        return self.llama.layer_windows
-
-    @property
-    def reach(self) -> int:
-        return stacked_reach(self.windows)
-
-    @property
-    def mixers(self) -> Sequence[Mixer]:
-        return self.model.mixers
-
-    @property
-    def beside(self) -> dict[str, Product]:
-        return {}
-
-    @property
-    def lm_head(self) -> nn.Linear | None:
-        return self.model.lm_head
+        self.windows = self.llama.layer_windows
+        self.reach, self.mixers, self.lm_head = stacked_reach(self.windows), model.mixers, model.lm_head
+        self.beside: dict[str, Product] = {}
 
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return no features, `[rows, 0]`."""
