@@ -217,11 +217,7 @@ class DraftLevels:
     def ragged(self, frontier: Frontier, level: int) -> RaggedRows:
         """Return what the nodes expanded at `level` see."""
         assert frontier.ancestors is not None
-        rows = self._seeing(level, frontier.ancestors.flatten(0, 1).contiguous())
-        for heads, plans in self.plans.items():
-            rows.plans[heads] = plans[level - 1]
-        rows.plans[ADAPTED] = self.adapted
-        return rows
+        return self._seeing(level, frontier.ancestors.flatten(0, 1).contiguous())
 
     def lengths(self, level: int) -> RaggedRows:
         """Return the rows of a level by their lengths alone: what they see has no meaning, and need not be there."""
@@ -230,7 +226,11 @@ class DraftLevels:
     def _seeing(self, level: int, ancestors: Tensor) -> RaggedRows:
         if self._seen is None:
             self._seen = self.positions + self.first
-        return self._rows(level, self._seen, ancestors)
+        rows = self._rows(level, self._seen, ancestors)
+        for heads, plans in self.plans.items():
+            rows.plans[heads] = plans[level - 1]
+        rows.plans[ADAPTED] = self.adapted
+        return rows
 
     def _rows(self, level: int, visible: Tensor, ancestors: Tensor) -> RaggedRows:
         return RaggedRows(
@@ -254,11 +254,7 @@ class DraftLevels:
         Args:
             bits: int64 `[width, words]`, the rows of its block that each row sees.
         """
-        rows = self._seeing(1, bits.repeat(self.num_rows, 1))
-        for heads, plans in self.plans.items():
-            rows.plans[heads] = plans[0]
-        rows.plans[ADAPTED] = self.adapted
-        return rows
+        return self._seeing(1, bits.repeat(self.num_rows, 1))
 
 
 class _Places(NamedTuple):

@@ -59,10 +59,9 @@ class TreeDraw(TreeLevels):
     def __init__(
         self, num_rows: int, sizes: DrawSizes, depth: int, kernels: SearchKernels, probs: Tensor | None = None
     ) -> None:
-        super().__init__(num_rows, sizes.width)
-        self.sizes, self.depth, self._kernels, self._table = sizes, depth, kernels, probs
+        super().__init__(num_rows, sizes.width, kernels)
+        self.sizes, self.depth, self._table = sizes, depth, probs
         self._possible: list[Tensor] = []
-        self._frontier: Frontier | None = None
         # The parts of the table, level by level.
         self._probs: list[Tensor] = []
 
@@ -86,15 +85,8 @@ class TreeDraw(TreeLevels):
         start = sum(part.shape[1] for part in self._probs)
         part = self._probs_table(log_q)[:, start : start + log_q.shape[1]]
         self._probs.append(torch.exp(log_q, out=part))
-        rows, nodes, each = tokens.shape
-        children = TopK(tokens.flatten(0, 1), values.flatten(0, 1), values.new_zeros(rows * nodes))
-        width = min(self.width, nodes * each)
-        level = self._kernels.next_frontier(children, self._frontier, own_bits, rows, width)
-        self._values.append(level.values)
-        self._tokens.append(level.tokens)
-        self._best.append(level.best)
-        self._frontier = level.frontier
-        return level.frontier
+        total = values.new_zeros(values.shape[:2].numel())
+        return self._add(TopK(tokens.flatten(0, 1), values.flatten(0, 1), total), own_bits)
 
     def _parents(self) -> Tensor:
         """Return the parent of each candidate, int64 `[rows, candidates]`, `ROOT` for a child of the root."""

@@ -21,13 +21,30 @@ class TreeLevels:
 
     Args:
         width: most nodes of a frontier.
+        kernels: choose the nodes of each frontier.
     """
 
-    def __init__(self, num_rows: int, width: int) -> None:
-        self.num_rows, self.width = num_rows, width
+    def __init__(self, num_rows: int, width: int, kernels: SearchKernels) -> None:
+        self.num_rows, self.width, self.kernels = num_rows, width, kernels
+        self._frontier: Frontier | None = None
         self._tokens: list[Tensor] = []
         self._values: list[Tensor] = []
         self._best: list[Tensor] = []
+
+    def _add(self, children: TopK, own_bits: Tensor | None) -> Frontier:
+        """Add each frontier node's children, and take the best of them as the next frontier.
+
+        Args:
+            children: of all rows' frontier nodes in turn; of the roots alone on the first call.
+            own_bits: see `SearchKernels.next_frontier`.
+        """
+        width = min(self.width, children.tokens.numel() // self.num_rows)
+        level = self.kernels.next_frontier(children, self._frontier, own_bits, self.num_rows, width)
+        self._values.append(level.values)
+        self._tokens.append(level.tokens)
+        self._best.append(level.best)
+        self._frontier = level.frontier
+        return level.frontier
 
     def frontier_paths(self) -> Tensor:
         """Return the tokens from the root's child down to each frontier node, int64 `[rows, frontier, level]`."""
@@ -126,26 +143,9 @@ class TreeSearch(TreeLevels):
     values without that rule, and orphans nodes.)
     """
 
-    def __init__(self, num_rows: int, width: int, kernels: SearchKernels) -> None:
-        super().__init__(num_rows, width)
-        self.kernels = kernels
-        self._frontier: Frontier | None = None
-
     def expand(self, children: TopK, own_bits: Tensor | None = None) -> Frontier:
-        """Add each frontier node's best children, and take the best of them as the next frontier.
-
-        Args:
-            children: of all rows' frontier nodes in turn; of the roots alone on the first call.
-            own_bits: see `SearchKernels.next_frontier`.
-        """
-        candidates = children.tokens.numel() // self.num_rows
-        width = min(self.width, candidates)
-        level = self.kernels.next_frontier(children, self._frontier, own_bits, self.num_rows, width)
-        self._values.append(level.values)
-        self._tokens.append(level.tokens)
-        self._best.append(level.best)
-        self._frontier = level.frontier
-        return level.frontier
+        """Add each frontier node's best children, and take the best of them as the next frontier; see `_add`."""
+        return self._add(children, own_bits)
 
     def candidates(self) -> Searched:
         """Return the candidates of all levels."""
