@@ -39,12 +39,11 @@ def check_target(folder: Path) -> LlamaConfig:
     return config
 
 
-def check_draft(folder: Path, target: Path, sizes: LlamaConfig, window: int | None) -> str:
+def check_draft(folder: Path, target: Path, sizes: LlamaConfig) -> str:
     """Check that a folder or file holds a head or small model that fits a target; return its kind's name.
 
     Args:
         sizes: those of the target.
-        window: as for `load_head`.
 
     Raises:
         CheckpointError: it holds neither, or one for another target, or files that are missing or cut off.
@@ -54,7 +53,6 @@ def check_draft(folder: Path, target: Path, sizes: LlamaConfig, window: int | No
         check_fit(head, folder, target)
         with error_context(folder):
             head.check()
-            head.limited_to(sizes.max_position, window)
         return head.kind.name
     own = read_llama_config(folder).vocab_size
     if own != sizes.vocab_size:

@@ -113,7 +113,7 @@ def _checked_sources(
     check_split(sources.model, sizes, RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size))
     if sources.draft is not None:
         try:
-            kind = check_draft(sources.draft, sources.model, sizes, config.draft_window_size)
+            kind = check_draft(sources.draft, sources.model, sizes)
         except CheckpointError as error:
             # A head that cannot be read is no matter of its target.
             is_demo = model is None and sources.model == DEMO / "target" and "the target's" in str(error)

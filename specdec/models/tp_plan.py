@@ -189,11 +189,6 @@ class Shard:
         return self._part(self.whole.vocab_size, is_split=self.plan.vocabulary)
 
     @property
-    def vocab_chunk(self) -> int:
-        """Size of every rank's part of the vocabulary but the last, which may be smaller."""
-        return ceil_div(self.whole.vocab_size, self.size)
-
-    @property
     def config(self) -> LlamaConfig:
         """Sizes of the part: its own layers, heads and neurons, and the whole vocabulary."""
         return replace(
