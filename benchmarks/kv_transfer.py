@@ -8,8 +8,8 @@ a Mooncake store. A second engine that has computed nothing gets the same prompt
 cache has lost them meanwhile. Each round has its own `cache_salt`, so it finds nothing of an earlier round. Files come
 from the page cache. Counted: prompt tokens that passed the target. Tokens and tau must be those of recomputation.
 
-Copies: milliseconds for the blocks of one prompt from the cache to host memory and back, as at the end of a step and in
-swapping, and their share of the prompt's computation, by the fastest of the rounds.
+Copies: milliseconds for the blocks of one prompt from the cache to host memory and back, as at the end of a step,
+and their share of the prompt's computation, by the fastest of the rounds.
 """
 
 import argparse

@@ -165,9 +165,6 @@ class EngineConfig:
     gpu_memory_utilization: float = setting(
         0.9, "Share of a GPU's memory for weights, the largest step and the cache together.", above=0, most=1
     )
-    swap_space: float = setting(
-        0.0, "GiB of host memory for preempted requests, in each rank; 0: compute them again.", least=0, metavar="GIB"
-    )
     block_size: int = setting(16, "Tokens per cache block, a multiple of 8.", least=8, wanted="a multiple of 8")
     enable_prefix_caching: bool = setting(True, "Use cached prefixes of other requests.", shown_default="on")
     kv_transfer_config: KVTransferConfig | None = setting(

@@ -62,10 +62,8 @@ FULL = Sizes(
         "max_num_seqs": 48,
         "max_num_batched_tokens": 512,
         "kv_cache_memory": 48 << 20,
-        "swap_space": 1 / 64,
     },
 )
-# Without swaps, whose cost would be measured for a minute at the start.
 TINY = Sizes(
     seconds=6,
     requests=3,
@@ -138,7 +136,6 @@ def run_rule(rule: str, sizes: Sizes, device: torch.device, until: float) -> dic
             "requests": stats.queued,
             "steps": stats.steps,
             "preemptions": stats.preemptions,
-            "swaps": stats.swaps,
             "drafts_verified": stats.drafts_verified,
             "updates": updates,
             "captured_at_start": at_start,

@@ -209,7 +209,6 @@ def _soak() -> str:
         ["requests", f"{result['requests']:,}"],
         ["aborted", f"{stats['aborted']:,}"],
         ["preemptions", f"{stats['preemptions']:,}"],
-        ["of which swapped to host memory", f"{stats['swaps']:,}"],
         ["resident MiB after 2,000 requests", f"{resident['2000']:.1f}"],
         [f"resident MiB after {result['requests']:,}", f"{resident[str(result['requests'])]:.1f}"],
     ]

@@ -67,6 +67,6 @@ class _PinnedPages(mmap.mmap):
 
 def _refusal(size: int, reason: str) -> ValueError:
     return ValueError(
-        f"{size / (1 << 30):.3g} GiB of host memory cannot be pinned ({reason}); lower swap_space, or cpu_bytes_to_use "
-        "of kv_transfer_config"
+        f"{size / (1 << 30):.3g} GiB of host memory cannot be pinned ({reason}); lower cpu_bytes_to_use of "
+        "kv_transfer_config"
     )

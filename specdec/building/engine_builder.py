@@ -17,7 +17,7 @@ from specdec.draft_heads.drafting.drafter import Proposal
 from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.engine.engine import LLMEngine
 from specdec.engine.request_maker import RequestMaker
-from specdec.execution.cost_measurement import measure_preemption_cost, measure_step_cost
+from specdec.execution.cost_measurement import measure_step_cost
 from specdec.execution.executor import Executor
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.integers import ceil_div
@@ -27,7 +27,6 @@ from specdec.parallel.ranks import Ranks
 from specdec.scheduling.choice_rows import MOST_NODES
 from specdec.scheduling.rank_values import read_values
 from specdec.scheduling.scheduler import Scheduler
-from specdec.scheduling.step_cost import PreemptionCost
 
 logger = logging.getLogger(__name__)
 
@@ -68,14 +67,13 @@ class EngineBuilder:
         """
         self._check_kernels()
         num_blocks, block_bytes = self._num_blocks(), self.block_bytes
-        num_host_blocks = int(self.config.swap_space * (1 << 30)) // block_bytes
         tokens, mebibytes = num_blocks * self.config.block_size, num_blocks * block_bytes / (1 << 20)
-        sizes = (tokens, num_blocks, self.config.block_size, mebibytes, num_host_blocks)
-        logger.info("cache: %d tokens in %d blocks of %d, %.1f MiB; %d blocks in host memory", *sizes)
+        sizes = (tokens, num_blocks, self.config.block_size, mebibytes)
+        logger.info("cache: %d tokens in %d blocks of %d, %.1f MiB", *sizes)
         check_cache(num_blocks * block_bytes, self.config)
         with self.kernels.limited_threads():
             measures = self.config.scheduler.is_fitted
-            return self._assemble(num_blocks, num_host_blocks, measures=measures, connects=True)
+            return self._assemble(num_blocks, measures=measures, connects=True)
 
     def _check_kernels(self) -> None:
         for name in ("draft_kv_cache_dtype", "draft_window_size"):
@@ -125,11 +123,9 @@ class EngineBuilder:
         rehearsal.run(self._assemble(rehearsal.num_blocks))
         return rehearsal.num_blocks * self.workers.block_bytes
 
-    def _assemble(
-        self, num_blocks: int, num_host_blocks: int = 0, *, measures: bool = False, connects: bool = False
-    ) -> LLMEngine:
+    def _assemble(self, num_blocks: int, *, measures: bool = False, connects: bool = False) -> LLMEngine:
         executor = Executor(self.workers, self._ranks)
-        executor.start(num_blocks, num_host_blocks)
+        executor.start(num_blocks)
         connects_kv = connects and self.config.kv_transfer_config is not None
         connector = executor.connect(self.block_bytes) if connects_kv else None
         scheduler = self._scheduler(executor, connector, measures=measures, gives_back=connects)
@@ -153,13 +149,11 @@ class EngineBuilder:
         manager = KVCacheManager(
             cache.num_blocks,
             cache.block_size,
-            cache.num_host_blocks,
             config.enable_prefix_caching,
             # A rehearsal's steps are not to be smaller than others.
             self._kept if gives_back else KEEPS_ALL,
             config.scheduler.max_num_batched_tokens,
         )
-        swap_cost = measure_preemption_cost(executor) if cache.num_host_blocks else PreemptionCost()
         step_cost = None
         if measures:
             positions = min(self.model.config.max_position, sizes.positions or sys.maxsize)
@@ -174,7 +168,6 @@ class EngineBuilder:
             manager,
             config.scheduler,
             sizes.shape,
-            swap_cost,
             sizes.context,
             step_cost,
             self._ranks.decide(lambda: read_values(config.draft) if config.draft is not None else []),

@@ -18,7 +18,7 @@ GIB = 1 << 30
 def check_memory(config: EngineConfig) -> None:
     """Check that this machine has the memory that the settings ask for, of all its ranks together.
 
-    That is host memory for `swap_space`, `draft_store_tokens` and `cpu_bytes_to_use`, and on a CPU for
+    That is host memory for `draft_store_tokens` and `cpu_bytes_to_use`, and on a CPU for
     `kv_cache_memory`, which on a GPU is the GPU's. With a GPU all host memory but the store is pinned when the engine
     starts: the system can take none of it back. Of ranks in Ray actors, whose machines are not known, the first alone
     is counted.
@@ -31,14 +31,12 @@ def check_memory(config: EngineConfig) -> None:
     if launch is not None:
         here = min(size, launch.local_size)
     each = f" on each of {here} ranks" if here > 1 else ""
-    taken, settings, cache = here * config.swap_space * GIB, [], config.kv_cache_memory
+    taken, settings, cache = 0.0, list[str](), config.kv_cache_memory
     if cache is not None and config.device == "cpu":
         taken += here * cache
         settings.append(f"kv_cache_memory is {cache} ({cache / GIB:.3g} GiB){each}")
     elif cache is not None:
         _check_gpu_memory(config.device, cache)
-    if config.swap_space:
-        settings.append(f"swap_space is {config.swap_space:g} GiB{each}")
     if config.drafts_from_store:
         store = int(config.draft_store_tokens * BYTES_PER_TOKEN)
         taken += here * store

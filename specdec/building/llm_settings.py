@@ -45,7 +45,6 @@ class LLMSettings(TypedDict, total=False):
     kv_cache_dtype: KVCacheDtype
     draft_kv_cache_dtype: KVCacheDtype | None
     gpu_memory_utilization: float
-    swap_space: float
     block_size: int | None
     enable_prefix_caching: bool | None
     kv_transfer_config: KVTransferConfig | str | Mapping[str, Any] | None

@@ -42,6 +42,8 @@ FOREIGN_ENGINE = {
     "disable_custom_all_reduce": _NO_EFFECT,
     "disable_log_stats": _NO_EFFECT,
     "max_logprobs": _NO_EFFECT,
+    # Preempted requests are computed again, or load what a connector has of them.
+    "swap_space": _NO_EFFECT,
 }
 
 # Arguments of its calls.
@@ -90,6 +92,7 @@ class VLLMKeywords(TypedDict, total=False):
     disable_custom_all_reduce: bool
     disable_log_stats: bool
     max_logprobs: int
+    swap_space: float
 
 
 class LLMKeywords(LLMSettings, VLLMKeywords, total=False):

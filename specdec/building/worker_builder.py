@@ -131,7 +131,7 @@ class WorkerBuilder:
         entry = entry_bytes(model.config, self.head, self.dtype, self.kv_dtypes, self.target_scales)
         self.block_bytes = config.block_size * entry
 
-    def build(self, num_blocks: int, num_host_blocks: int = 0) -> Worker:
+    def build(self, num_blocks: int) -> Worker:
         """Allocate a cache, and capture CUDA graphs of common steps where they are used."""
         config = self.config
         cache = KVCache(
@@ -141,7 +141,6 @@ class WorkerBuilder:
             self.head,
             self.dtype,
             self.device,
-            num_host_blocks,
             kernels=self.kernels,
             kv_dtypes=self.kv_dtypes,
             target_scales=self.target_scales,

@@ -1,4 +1,4 @@
-"""Blocks that move: within the cache, to host memory and back, and those that a connector loads or is told of.
+"""Blocks that move within the cache, and those that a connector loads or is told of.
 
 Pure Python.
 """
@@ -8,11 +8,9 @@ from typing import NamedTuple
 
 
 class MoveKind(Enum):
-    """The memories between which a block moves."""
+    """Where a block comes from: the cache, or a connector."""
 
     COPY = "copy"
-    SWAP_OUT = "swap_out"
-    SWAP_IN = "swap_in"
     LOAD = "load"
 
 
@@ -20,8 +18,8 @@ class BlockMove(NamedTuple):
     """Copy of one block's content: keys and values of target and head, and features.
 
     Attributes:
-        source: a block of host memory for `SWAP_IN`, a connector's own number for `LOAD`, else a block of the device's.
-        target: a block of host memory for `SWAP_OUT`, else of the device's.
+        source: a connector's own number for `LOAD`, else a block of the cache.
+        target: a block of the cache.
     """
 
     kind: MoveKind

@@ -12,7 +12,6 @@ from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types import kv_entries
 from specdec.kernels.types.integers import ceil_div
-from specdec.kernels.types.pinned_memory import host_empty
 from specdec.kernels.types.types import DraftedEntries, TokenTargets, Walk
 from specdec.kernels.types.upload import Packet
 
@@ -56,7 +55,6 @@ class KVCache:
 
     Args:
         dtype: of features, and of keys and values that are not quantised.
-        num_host_blocks: blocks of host memory to swap to, pinned if the device is a GPU.
         kv_dtypes: of the entries of target and head.
         target_scales: see above.
     """
@@ -69,14 +67,13 @@ class KVCache:
         head: CachedHead | None,
         dtype: torch.dtype,
         device: torch.device,
-        num_host_blocks: int = 0,
         *,
         kernels: KernelSet,
         kv_dtypes: KVDtypes | None = None,
         target_scales: Tensor | None = None,
     ) -> None:
         self.kernels = kernels
-        self.num_blocks, self.num_host_blocks, self.block_size = num_blocks, num_host_blocks, block_size
+        self.num_blocks, self.block_size = num_blocks, block_size
         self.null_block = num_blocks
         slots = (num_blocks + 1) * block_size
 
@@ -106,7 +103,6 @@ class KVCache:
         moved = [self._target.memory] if self.features is None else [self._target.memory, self.features[None]]
         self._moves = kernels.entry_moves(moved)
         self.load: Callable[[Sequence[int], Sequence[int]], None] | None = None
-        self._host = [host_empty((num_host_blocks, *part.shape[1:]), part.dtype, device) for part in self._blocks]
 
     def null_block_table(self, num_tokens: int) -> list[int]:
         """Return a block table for `num_tokens` tokens that consists of the null block."""
@@ -147,16 +143,11 @@ class KVCache:
             packet = Packet(self.target.device)
             sources, targets = packet.add_lists([move.source for move in run], [move.target for move in run])
             packet.send()
-            if run[0].kind == MoveKind.COPY:
-                features = None if self.features is None else self.features[None]
-                draft = None if self._draft is None else self._draft.memory
-                for layers in (self._target.memory, draft, features):
-                    if layers is not None:
-                        self.kernels.copy_blocks(layers, sources, targets, self.block_size)
-                continue
-            for part, host in zip(self._blocks, self._host, strict=True):
-                here, there = (part, host) if run[0].kind == MoveKind.SWAP_OUT else (host, part)
-                self.kernels.copy_between(here, there, sources, targets)
+            features = None if self.features is None else self.features[None]
+            draft = None if self._draft is None else self._draft.memory
+            for layers in (self._target.memory, draft, features):
+                if layers is not None:
+                    self.kernels.copy_blocks(layers, sources, targets, self.block_size)
 
 
 def _by_block(tensor: Tensor, dim: int, block_size: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Block tables of requests: allocation, sharing, copy on write, prefix search, swapping. Pure Python."""
+"""Block tables of requests: allocation, sharing, copy on write, prefix search. Pure Python."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from specdec.kernels.types.block_table import BlockTable
 
 
 class KVCacheManager:
-    """Block tables of requests, over one `BlockPool` of the device and one of host memory for swapped requests.
+    """Block tables of requests, over one `BlockPool`.
 
     A block that other requests hold or can find is never written: its holder gets a copy first. Only verified tokens
     whose keys and values are in place are published to the prefix cache. Copies of blocks are queued in `moves`, to be
@@ -24,7 +24,6 @@ class KVCacheManager:
 
     Args:
         block_size: entries of a block.
-        num_host_blocks: blocks of host memory to swap to.
         enable_prefix_caching: whether requests share the blocks of equal prefixes.
         kept: how far back later rows read.
         step_tokens: most tokens of a step.
@@ -40,7 +39,6 @@ class KVCacheManager:
         self,
         num_blocks: int,
         block_size: int,
-        num_host_blocks: int = 0,
         enable_prefix_caching: bool = True,
         kept: KeptEntries = KEEPS_ALL,
         step_tokens: int = sys.maxsize,
@@ -49,7 +47,6 @@ class KVCacheManager:
         self.bounds = BlockBounds(num_blocks, block_size, kept.window, step_tokens)
         self.pool = BlockPool(num_blocks)
         self.prefixes = PrefixSearch(self.pool, block_size, kept, self.null_block)
-        self.host = BlockPool(num_host_blocks)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.moves: list[BlockMove] = []
@@ -251,34 +248,7 @@ class KVCacheManager:
     def release(self, request: Request) -> None:
         """Free all blocks of a request. Published blocks can be found until they are reused."""
         self.pool.free(reversed(request.block_table[request.num_slid :]))
-        self.host.free(request.host_blocks)
-        request.block_table, request.host_blocks = BlockTable(), []
+        request.block_table = BlockTable()
         request.cached_samples.pop(request, None)
         request.num_cached = request.num_draft_cached = request.num_registered = request.num_marked = 0
         request.num_slid = request.draft_start = 0
-
-    def swap_out(self, request: Request) -> bool:
-        """Move the request's blocks to host memory; False, with no effect, if too little is free."""
-        held = request.block_table[request.num_slid :]
-        count = self.blocks_for(request.num_cached) - request.num_slid
-        if count > self.host.num_free:
-            return False
-        request.host_blocks = self.host.allocate(count)
-        pairs = zip(held[:count], request.host_blocks, strict=True)
-        self.moves += [BlockMove(MoveKind.SWAP_OUT, *pair) for pair in pairs]
-        self.pool.free(reversed(held))
-        request.block_table = BlockTable()
-        request.cached_samples.pop(request, None)
-        request.num_registered = request.num_slid
-        request.num_marked = self.blocks_for(request.draft_start)
-        return True
-
-    def swap_in(self, request: Request) -> None:
-        """Move the request's blocks back from host memory. The caller has checked that enough are free."""
-        held = self.pool.allocate(len(request.host_blocks))
-        request.block_table = BlockTable([*[self.null_block] * request.num_slid, *held])
-        request.cached_samples[request] = None
-        pairs = zip(request.host_blocks, held, strict=True)
-        self.moves += [BlockMove(MoveKind.SWAP_IN, *pair) for pair in pairs]
-        self.host.free(request.host_blocks)
-        request.host_blocks = []

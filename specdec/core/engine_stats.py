@@ -63,8 +63,8 @@ class EngineStats:
     """Counts since the start, and the present state.
 
     Attributes:
-        running, waiting, swapped, waiting_for_kv: numbers of requests; those swapped out and those whose blocks a
-            connector fetches are waiting ones too.
+        running, waiting, waiting_for_kv: numbers of requests; those whose blocks a connector fetches are waiting ones
+            too.
         num_blocks: blocks of the cache.
         kv_usage: share of them that are held.
         steps: forward passes of the target.
@@ -73,7 +73,7 @@ class EngineStats:
         steps_by_tokens: steps by the number of their tokens.
         generated_tokens: tokens of outputs; of a beam search, those of the sequences that it found.
         passes_wasted: rows of passes that were launched ahead for requests that had ended.
-        preemptions: how often a request lost its memory; `swaps` of them moved to host memory.
+        preemptions: how often a request lost its memory.
         prefix_queries: tokens of admitted requests.
         prefix_hits: number of them found in the cache.
         external_prefix_queries: tokens of admitted requests that the cache lacked, with a connector.
@@ -93,7 +93,6 @@ class EngineStats:
 
     running: int = 0
     waiting: int = 0
-    swapped: int = 0
     waiting_for_kv: int = 0
     num_blocks: int = 0
     kv_usage: float = 0.0
@@ -104,7 +103,6 @@ class EngineStats:
     generated_tokens: int = 0
     passes_wasted: int = 0
     preemptions: int = 0
-    swaps: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     external_prefix_queries: int = 0

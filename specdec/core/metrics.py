@@ -10,7 +10,6 @@ GAUGES = {
     "vllm:num_requests_running": ("running", "Requests in the running batch."),
     "vllm:num_requests_waiting": ("waiting", "Requests waiting for a seat."),
     "vllm:kv_cache_usage_perc": ("kv_usage", "Share of the cache's blocks that are held, from 0 to 1."),
-    "specdec:num_requests_swapped": ("swapped", "Waiting requests whose cache lies in host memory."),
     "specdec:num_requests_waiting_for_kv": (
         "waiting_for_kv",
         "Waiting requests whose blocks a connector fetches.",
@@ -36,7 +35,6 @@ COUNTERS = {
     "specdec:draft_nodes_granted": ("drafts_granted", "Draft nodes that the scheduler granted."),
     "specdec:draft_seconds": ("draft_seconds", "Time of drafting."),
     "specdec:verify_seconds": ("verify_seconds", "Time of steps without drafting."),
-    "specdec:swaps": ("swaps", "Preemptions that moved the cache to host memory."),
     "specdec:tree_tokens": ("tree_tokens", "Output tokens of steps with a draft tree; per draft, this is tau."),
     "specdec:requests_queued": ("queued", "Requests that reached the engine; each sample of a prompt is one."),
     "specdec:requests_aborted": ("aborted", "Requests ended from outside."),

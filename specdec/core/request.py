@@ -65,13 +65,12 @@ class Request:
         cached_samples: samples of the same prompt that hold cache blocks, longest-holding first; one dict for all
             samples, used as an ordered set.
         rank: its place among all requests, assigned when it is queued.
-        num_cached: tokens whose keys and values are in the cache, or in host memory while it is swapped out.
+        num_cached: tokens whose keys and values are in the cache.
         num_draft_cached: tokens whose keys and values of the draft head are in the cache too.
         draft_start: first entry that the head's rows may see: earlier ones were never read, or have slid out.
         block_table: cache blocks, in order.
         num_slid: blocks at its beginning that were given back, as no layer reads them any more; the null block stands
             for them.
-        host_blocks: blocks of host memory, while it is swapped out.
         block_hashes: hashes of its full blocks of known tokens, as far as they were needed.
         num_registered, num_marked: blocks that are published as full, and marked as read by the draft head.
         accepted: per output token, whether it was a draft token.
@@ -112,7 +111,6 @@ class Request:
     draft_start: int = 0
     block_table: BlockTable = field(default_factory=BlockTable)
     num_slid: int = 0
-    host_blocks: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list, repr=False)
     num_registered: int = 0
     num_marked: int = 0

@@ -236,9 +236,8 @@ class LLMEngine:
             check_scheduler(self.scheduler)
         except AssertionError as error:
             problem = one_line(error)
-        pools = (self.scheduler.manager.pool, self.scheduler.manager.host)
-        blocks = sum(pool.num_blocks - pool.num_free for pool in pools)
-        return Integrity(problem, sum(1 for _ in self.scheduler.queues), blocks)
+        pool = self.scheduler.manager.pool
+        return Integrity(problem, sum(1 for _ in self.scheduler.queues), pool.num_blocks - pool.num_free)
 
     def add_request(self, request: Request) -> None:
         """Queue a request on this rank alone; see `Scheduler.add`."""
@@ -340,7 +339,7 @@ class LLMEngine:
 
     def _fail_holders(self, error: BaseException) -> list[Request]:
         """End all requests that hold blocks, whose content may be lost, and return them."""
-        holders = [one for one in self.scheduler.queues if one.block_table or one.host_blocks]
+        holders = [one for one in self.scheduler.queues if one.block_table]
         message = f"a step failed while cache blocks were moved: {one_line(error)}; send it again"
         for request in holders:
             self.scheduler.fail(request, message)

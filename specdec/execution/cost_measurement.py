@@ -4,17 +4,15 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from statistics import median
 
 import torch
 
-from specdec.cache.block_moves import BlockMove, MoveKind
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.execution.dummy_rows import dummy_chain, dummy_draft_rows, dummy_reading_row, dummy_rows
 from specdec.execution.executor import Executor
 from specdec.parallel.ranks import Ranks
-from specdec.scheduling.step_cost import Curve, PreemptionCost, StepCost
+from specdec.scheduling.step_cost import Curve, StepCost
 
 # Least and most rounds of measurements, and the time that ends them between: steps of a small model are short beside
 # what disturbs them.
@@ -91,25 +89,6 @@ def _draft_curve(executor: Executor, rows_of: Callable[[int], list[DraftRow]], s
         executor.run_dummy_drafts(rows_of(size))
 
     return _curve(executor.ranks, work, sizes)
-
-
-def measure_preemption_cost(executor: Executor) -> PreemptionCost:
-    """Time a pass over a chunk of a prompt, and copies of blocks to host memory, on the still empty cache."""
-    runner = executor.worker.runner
-    cache, tokens = runner.cache, min(CHUNK, runner.max_position)
-    out = [BlockMove(MoveKind.SWAP_OUT, i, i) for i in range(min(cache.num_blocks, cache.num_host_blocks, 16))]
-
-    @torch.inference_mode()
-    def swap() -> None:
-        cache.apply_moves(out)
-        runner.wait()
-
-    passes, swaps = [], []
-    for _ in range(executor.ranks.decide(lambda: 1 + ROUNDS)):
-        passes.append(_timed(executor.ranks, lambda: executor.run_dummy(*dummy_chain(cache, tokens))))
-        swaps.append(_timed(executor.ranks, swap))
-    # The first round warms up.
-    return PreemptionCost(median(passes[1:]) / tokens, median(swaps[1:]) / len(out))
 
 
 def _timed(ranks: Ranks, work: Callable[[], None]) -> float:

@@ -21,8 +21,8 @@ Loaded = TypeVar("Loaded")
 class WorkerMaker(Protocol):
     """Maker of the worker of one rank."""
 
-    def build(self, num_blocks: int, num_host_blocks: int = 0) -> Worker:
-        """Make a worker with a cache of `num_blocks` on the device and `num_host_blocks` in host memory."""
+    def build(self, num_blocks: int) -> Worker:
+        """Make a worker with a cache of `num_blocks`."""
         ...
 
     def load_draft(self, folder: Path) -> DraftModel:
@@ -81,10 +81,10 @@ class Executor:
         # The draft model is in the last pipeline stage alone.
         self._drafts = ranks.layout.in_last_stage(ranks.rank)
 
-    def start(self, num_blocks: int, num_host_blocks: int) -> None:
-        """Make the worker, with this many cache blocks on the device and in host memory."""
+    def start(self, num_blocks: int) -> None:
+        """Make the worker, with this many blocks of the cache."""
         with self.ranks.together():
-            self.worker = self._workers.build(num_blocks, num_host_blocks)
+            self.worker = self._workers.build(num_blocks)
         self.ranks.share(None)
 
     def step(self, order: StepOrder) -> None:

@@ -27,7 +27,7 @@ FRONT = "front"
 MAX_ONGOING = 100_000
 ARGUMENTS = ("model", "draft", "settings", "server", "prefill_settings")
 # Settings of the replicas' device, which a front end may not have.
-OF_THE_DEVICE = ("device", "dtype", "kernels", "quantization", "threads", "swap_space")
+OF_THE_DEVICE = ("device", "dtype", "kernels", "quantization", "threads")
 
 
 @serve.deployment(name=FRONT, max_ongoing_requests=MAX_ONGOING)

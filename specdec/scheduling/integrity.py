@@ -46,12 +46,9 @@ def check_blocks(manager: KVCacheManager, requests: Iterable[Request]) -> None:
     """Assert that counts, free lists, hashes and block tables agree; `requests` are all that hold blocks."""
     alive = list(requests)
     check_pool(manager.pool, (request.block_table[request.num_slid :] for request in alive))
-    check_pool(manager.host, (request.host_blocks for request in alive))
     for request in alive:
-        assert not (request.block_table and request.host_blocks), "a request lies in both memories"
         assert request in request.cached_samples or not request.block_table, "a sample's blocks are not known of"
-        assert not any(sample.host_blocks for sample in request.cached_samples), "a sample's blocks are elsewhere"
-        held = len(request.block_table) or request.num_slid + len(request.host_blocks)
+        held = len(request.block_table)
         assert request.num_cached <= held * manager.block_size, "more is cached than there are entries"
         assert request.num_draft_cached <= request.num_cached <= len(request.token_ids), "counters out of order"
         assert request.draft_start <= request.num_draft_cached, "the head's entries end before they begin"
@@ -78,8 +75,6 @@ def check_queues(queues: RequestQueues) -> None:
     assert len({id(request) for request in queued}) == len(queued), "queued twice"
     for request in (*queues.waiting, *queues.waiting_for_kv):
         assert not request.block_table, "a waiting request holds blocks"
-    assert not any(request.host_blocks for request in queues.waiting_for_kv), "a swapped request waits for other blocks"
-    assert not any(request.host_blocks for request in queues.running), "a running request is swapped out"
     assert queues._num_queued == Counter(request.client for request in queued), "clients are miscounted"
 
 

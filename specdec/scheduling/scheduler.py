@@ -19,7 +19,7 @@ from specdec.scheduling.draft_budget import DraftBudget
 from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.request_queues import RequestQueues
 from specdec.scheduling.scheduler_config import SchedulerConfig
-from specdec.scheduling.step_cost import MeasuredStep, PreemptionCost, StepCost
+from specdec.scheduling.step_cost import MeasuredStep, StepCost
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepBudget, StepPlan
 from specdec.scheduling.step_planner import StepPlanner
 from specdec.scheduling.tree_sizer import TreeSize, TreeSizer
@@ -58,7 +58,6 @@ class Scheduler:
         manager: KVCacheManager,
         config: SchedulerConfig,
         shape: DraftShape | None = None,
-        preemption_cost: PreemptionCost | None = None,
         draft_context: int = sys.maxsize,
         step_cost: StepCost | None = None,
         rank_values: Sequence[float] = (),
@@ -89,7 +88,7 @@ class Scheduler:
             )
         self.queues = RequestQueues(config.scheduling_policy)
         self.running, self.waiting = self.queues.running, self.queues.waiting
-        self.planner = StepPlanner(self.queues, manager, config, preemption_cost or PreemptionCost(), connector)
+        self.planner = StepPlanner(self.queues, manager, config, connector)
         self._stats = EngineStats()
         self._in_flight: list[PlannedRow] = []
         self._passes_ahead = passes_ahead and connector is None
@@ -350,7 +349,6 @@ class Scheduler:
             running=len(self.running),
             waiting=len(self.waiting) + len(self.queues.waiting_for_kv),
             waiting_for_kv=len(self.queues.waiting_for_kv),
-            swapped=sum(bool(request.host_blocks) for request in self.waiting),
             num_blocks=pool.num_blocks,
             kv_usage=1 - pool.num_free / pool.num_blocks,
             outlook=self.tree_sizer.outlook if self.tree_sizer is not None else None,

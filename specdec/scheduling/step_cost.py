@@ -336,20 +336,3 @@ class StepCost:
             else:
                 rest = draft_seconds - self.first.value * self.first_level(trees)
                 self.deeper[levels].correct(max(0.0, rest), self._deeper(trees, levels))
-
-
-@dataclass(frozen=True)
-class PreemptionCost:
-    """Costs of the two ways to resume a preempted request. The defaults never swap.
-
-    Attributes:
-        recompute_token: seconds to recompute one token.
-        swap_block: seconds to copy one block to host memory, or back.
-    """
-
-    recompute_token: float = 0.0
-    swap_block: float = 1.0
-
-    def prefers_swap(self, num_tokens: int, num_blocks: int) -> bool:
-        """Return whether a request of `num_tokens` cached tokens is swapped rather than recomputed."""
-        return 2 * num_blocks * self.swap_block < num_tokens * self.recompute_token

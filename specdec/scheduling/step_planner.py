@@ -9,7 +9,6 @@ from specdec.core.request import Request
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.scheduling.request_queues import RequestQueues
 from specdec.scheduling.scheduler_config import SchedulerConfig
-from specdec.scheduling.step_cost import PreemptionCost
 from specdec.scheduling.step_plan import StepBudget
 
 
@@ -25,7 +24,7 @@ class StepPlanner:
     computed again after a preemption by a later arrival, of higher priority or of a client with fewer requests, count
     again; so does a step whose pass was launched before the request came.
 
-    Admissions and preemptions update the queues. `PreemptionCost` decides between recomputing and swapping.
+    Admissions and preemptions update the queues.
     """
 
     def __init__(
@@ -33,11 +32,10 @@ class StepPlanner:
         queues: RequestQueues,
         manager: KVCacheManager,
         config: SchedulerConfig,
-        preemption_cost: PreemptionCost,
         connector: KVConnector | None = None,
     ) -> None:
         self.queues, self.manager, self.config = queues, manager, config
-        self.preemption_cost, self.connector = preemption_cost, connector
+        self.connector = connector
         # Blocks that an admission leaves free.
         self._watermark = int(config.watermark * manager.pool.num_blocks)
 
@@ -99,8 +97,8 @@ class StepPlanner:
         if not step.admitting:
             return
         ahead = running[: step.next_running]
-        prefix = None if request.host_blocks else manager.find_prefix(request)
-        if prefix is not None and manager.is_being_prefilled(request, prefix, ahead):
+        prefix = manager.find_prefix(request)
+        if manager.is_being_prefilled(request, prefix, ahead):
             step.admitting = False
             return
         external = self._external_tokens(request, prefix)
@@ -110,20 +108,17 @@ class StepPlanner:
         if external is None:
             self.queues.waiting_for_kv.append(self.queues.waiting.pop(step.next_waiting))
             return
-        if prefix is not None and external:
+        if external:
             prefix, external = manager.prefixes.without_slid(prefix, external)
         room = self._room(running) - step.blocks_kept
         lacking = self._blocks_lacking(request, prefix)
-        if prefix is not None and lacking > room and prefix.num_tokens % manager.block_size:
+        if lacking > room and prefix.num_tokens % manager.block_size:
             prefix = manager.prefixes.whole_blocks(prefix)
             lacking = self._blocks_lacking(request, prefix)
-        uncached = len(request.token_ids) - (request.num_cached if prefix is None else prefix.num_tokens + external)
+        uncached = len(request.token_ids) - prefix.num_tokens - external
         known = self._share(request, uncached, step)
         if uncached > 1 and step.prompt_tokens <= 0:
             step.admitting = False
-        elif uncached == 0:
-            # A beam that was swapped out and waits for its search.
-            step.next_waiting += 1
         elif max(known, 1) < uncached and step.partial_prefills >= config.max_num_partial_prefills:
             # Later requests may go first, but not into its seat or its blocks.
             step.next_waiting += 1
@@ -165,37 +160,32 @@ class StepPlanner:
         )
         return self.manager.pool.num_free - claimed - (self._watermark if running else 0)
 
-    def _blocks_lacking(self, request: Request, prefix: Prefix | None) -> int:
+    def _blocks_lacking(self, request: Request, prefix: Prefix) -> int:
         """Return how many free blocks the request takes until all its known tokens are cached, and a choice's nodes."""
         manager, entries = self.manager, len(request.token_ids) + request.least_nodes
-        if prefix is None:
-            return manager.bounds.lacking(entries, request.num_slid, request.num_slid)
         unheld = sum(manager.pool.is_free(block) for block in prefix.held)
         copied = 1 if prefix.num_tokens % manager.block_size else 0
         return manager.bounds.lacking(entries, len(prefix.blocks), prefix.num_slid) + copied + unheld
 
-    def _external_tokens(self, request: Request, prefix: Prefix | None) -> int | None:
+    def _external_tokens(self, request: Request, prefix: Prefix) -> int | None:
         """Return how many tokens behind the prefix a connector can load, None while it fetches them."""
-        if self.connector is None or prefix is None or request.params.prompt_logprobs is not None:
+        if self.connector is None or request.params.prompt_logprobs is not None:
             return 0
         return self.connector.get_num_new_matched_tokens(request, prefix.num_tokens)[0]
 
-    def _admit(self, request: Request, prefix: Prefix | None, external: int, known: int, step: StepBudget) -> None:
+    def _admit(self, request: Request, prefix: Prefix, external: int, known: int, step: StepBudget) -> None:
         """Give a waiting request its memory, of which there is enough.
 
         Args:
             external: tokens behind the prefix that a connector loads.
         """
-        if prefix is None:
-            self.manager.swap_in(request)
-        else:
-            self.manager.take_prefix(request, prefix)
-            step.stats.prefix_queries += len(request.token_ids)
-            step.stats.prefix_hits += prefix.num_tokens
-            self._load(request, external, step)
-            if request.num_cached_prompt is None:
-                request.num_cached_prompt = prefix.num_tokens + external
-                request.times.scheduled = time.monotonic()
+        self.manager.take_prefix(request, prefix)
+        step.stats.prefix_queries += len(request.token_ids)
+        step.stats.prefix_hits += prefix.num_tokens
+        self._load(request, external, step)
+        if request.num_cached_prompt is None:
+            request.num_cached_prompt = prefix.num_tokens + external
+            request.times.scheduled = time.monotonic()
         reserved = self._reserve(request, known)
         assert reserved, "an admitted request has its blocks"
 
@@ -231,9 +221,5 @@ class StepPlanner:
         step.decodes_left -= request.num_uncached_tokens == 1
         step.preempted.append(request)
         step.stats.preemptions += 1
-        blocks = self.manager.blocks_for(request.num_cached) - request.num_slid
-        if self.preemption_cost.prefers_swap(request.num_cached, blocks) and self.manager.swap_out(request):
-            step.stats.swaps += 1
-        else:
-            self.manager.release(request)
+        self.manager.release(request)
         self.queues.wait(request)

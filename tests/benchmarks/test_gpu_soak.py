@@ -58,7 +58,7 @@ def test_captures_in_traffic_are_counted_and_those_of_an_update_are_not(monkeypa
         config=SimpleNamespace(draft="head"),
         chat_prompt=lambda _: list(range(50)),
         update_draft=lambda _: setattr(graphs, "num_captures", graphs.num_captures + 10),
-        stats=lambda: SimpleNamespace(queued=8, steps=9, preemptions=0, swaps=0, drafts_verified=5),
+        stats=lambda: SimpleNamespace(queued=8, steps=9, preemptions=0, drafts_verified=5),
     )
     monkeypatch.setattr(soak, "LLM", lambda **_: engine)
     monkeypatch.setattr(soak, "soak", one_round)

@@ -64,7 +64,7 @@ def test_views_keep_it_pinned(driver: SimulatedPinned) -> None:
 def test_a_refusal_names_the_settings(driver: SimulatedPinned) -> None:
     driver.limit = 1 << 20
     kept = host_empty((1 << 19,), torch.uint8, GPU)
-    with pytest.raises(ValueError, match=r"^0.000977 GiB of host memory .* \(out of memory\); lower swap_space, or "):
+    with pytest.raises(ValueError, match=r"^0.000977 GiB of host memory .* \(out of memory\); lower cpu_bytes_to_use "):
         host_empty((1 << 20,), torch.uint8, GPU)
     assert driver.taken == kept.nbytes
     with pytest.raises(ValueError, match=r"GiB of host memory cannot be pinned .*Cannot allocate memory"):

@@ -12,7 +12,6 @@ from specdec.cache.kv_cache import entry_bytes
 from specdec.core.outputs import BeamSearchOutput
 from specdec.core.request import Request
 from specdec.scheduling.integrity import check_scheduler
-from specdec.scheduling.step_cost import PreemptionCost
 
 BLOCK = 8
 
@@ -52,14 +51,12 @@ def watched(llm: LLM) -> Iterator[LLM]:
     check_scheduler(scheduler)
 
 
-def cramped(tiny: Tiny, blocks: int, host_blocks: int = 0, **settings: Any) -> LLM:
-    """A model with little memory, which swaps as long as there are blocks to swap to."""
+def cramped(tiny: Tiny, blocks: int, **settings: Any) -> LLM:
+    """A model with little memory."""
     roomy = LLM(tiny.folder, draft=None, dtype="float64", kv_cache_memory=1 << 20)
     size = BLOCK * entry_bytes(roomy.model.config, None, torch.float64)
-    settings = {"max_model_len": 32, "swap_space": host_blocks * size / (1 << 30), **settings}
-    llm = LLM(tiny.folder, draft=None, dtype="float64", block_size=BLOCK, kv_cache_memory=blocks * size, **settings)
-    llm.engine.scheduler.planner.preemption_cost = PreemptionCost(recompute_token=1, swap_block=1e-9)
-    return llm
+    settings = {"max_model_len": 32, **settings}
+    return LLM(tiny.folder, draft=None, dtype="float64", block_size=BLOCK, kv_cache_memory=blocks * size, **settings)
 
 
 def expect(

@@ -1,11 +1,9 @@
 """Checkpoints that are written once a test process, and a check of every launch of a Triton kernel."""
 
 from collections.abc import Iterator
-from unittest.mock import Mock
 
 import pytest
 
-from specdec.scheduling.step_cost import PreemptionCost
 from tests.kernels.recorded_launches import check_recorded
 from tests.simulated_gpu import SimulatedGPU, simulated_gpu
 from tests.specdec.structured.checkpoints import Bytes, save_bytes, save_thinking
@@ -44,13 +42,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
     """The simulated GPUs, entered."""
     with simulated_gpu(monkeypatch) as gpu:
         yield gpu
-
-
-@pytest.fixture
-def known_preemption_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines do not measure what a preemption costs, which takes long on a simulated GPU."""
-    cost = Mock(return_value=PreemptionCost(1.0, 0.0))
-    monkeypatch.setattr("specdec.building.engine_builder.measure_preemption_cost", cost)
 
 
 @pytest.fixture(scope="session")

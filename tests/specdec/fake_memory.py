@@ -19,10 +19,8 @@ class FakeMemory:
     """Entries of the target (0) and of the head (1) by block and offset. None is an entry that was never written."""
 
     def __init__(self, manager: KVCacheManager) -> None:
-        self.size, self.window, pools = manager.block_size, manager.kept.window, (manager.pool, manager.host)
-        self.device, self.host = (
-            [[[None] * self.size, [None] * self.size] for _ in range(pool.num_blocks)] for pool in pools
-        )
+        self.size, self.window = manager.block_size, manager.kept.window
+        self.device = [[[None] * self.size, [None] * self.size] for _ in range(manager.pool.num_blocks)]
 
     def apply_moves(
         self, moves: list[BlockMove], load: Callable[[Sequence[int], Sequence[int]], None] | None = None
@@ -33,9 +31,7 @@ class FakeMemory:
                 load([move.source for move in run], [move.target for move in run])
                 continue
             for move in run:
-                sources = self.host if move.kind == MoveKind.SWAP_IN else self.device
-                targets = self.host if move.kind == MoveKind.SWAP_OUT else self.device
-                targets[move.target] = deepcopy(sources[move.source])
+                self.device[move.target] = deepcopy(self.device[move.source])
 
     def write(self, request: Request, start: int, end: int, head: bool = False, content: Any = None) -> None:
         """Write entries `start` to `end`: what follows from the request's tokens, or `content`."""
@@ -53,8 +49,6 @@ class FakeMemory:
         Of the target these are the last ones within the window, of the head those from `draft_start` on.
         """
         table, blocks = request.block_table, self.device
-        if request.host_blocks:
-            table, blocks = [None] * request.num_slid + request.host_blocks, self.host
         first = max(0, request.num_cached + 1 - self.window) if self.window else 0
         parts = ((0, first, request.num_cached), (1, request.draft_start, request.num_draft_cached))
         for head, start, end in parts:

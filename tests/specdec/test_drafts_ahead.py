@@ -21,7 +21,7 @@ from tests.profiles import by_day
 from tests.simulated_gpu import GPU
 from tests.triton_interpreter import grid_seed
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("known_preemption_cost")]
+pytestmark = pytest.mark.slow
 
 SHAPE = DraftShape(3, 2, 6)
 

@@ -18,7 +18,7 @@ from tests.fakes import save_random_eagle3, save_random_llama, save_random_qwen3
 from tests.profiles import by_day
 from tests.simulated_gpu import SimulatedGPU
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("known_preemption_cost")]
+pytestmark = pytest.mark.slow
 
 COUNTS = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_counts.json"
 # Trees by requests, and tokens of the captured passes, which take long on the simulated GPU.

@@ -22,7 +22,6 @@ from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.kv_entries import KV_DTYPES, slot_bytes
 from specdec.kernels.types.upload import Packet
 from specdec.scheduling.integrity import check_scheduler
-from specdec.scheduling.step_cost import PreemptionCost
 from tests.coded_cache import KV_CACHE_DTYPES
 from tests.fakes import RandomDrafter
 from tests.profiles import num_cases
@@ -35,7 +34,6 @@ pytestmark = pytest.mark.slow
 
 CASES = num_cases(40)
 CONTEXT = 64
-RECOMPUTE, SWAP = PreemptionCost(), PreemptionCost(recompute_token=1.0, swap_block=0.0)
 # One block of eight entries: two layers of the target, one of the draft head, and a feature of 32, in float64.
 BLOCK_BYTES = 8 * (3 * 2 * 16 + 32) * 8
 
@@ -149,7 +147,6 @@ def kv_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     partial=st.integers(1, 3),
     block_size=st.sampled_from([8, 24]),
     blocks=st.integers(0, 12),
-    cost=st.sampled_from([RECOMPUTE, SWAP, PreemptionCost(recompute_token=1.0, swap_block=4.0)]),
     host_blocks=st.integers(1, 12),
     watermark=st.sampled_from([0.0, 0.2]),
     caching=st.sampled_from([True, True, True, False]),
@@ -175,7 +172,6 @@ def test_output_is_that_of_the_request_alone(
     partial: int,
     block_size: int,
     blocks: int,
-    cost: PreemptionCost,
     host_blocks: int,
     watermark: float,
     caching: bool,
@@ -216,7 +212,6 @@ def test_output_is_that_of_the_request_alone(
         kv_cache_memory=num_blocks * per_block,
         kv_cache_dtype=kv_cache_dtype,
         draft_kv_cache_dtype=None if drafter == "none" else draft_kv_cache_dtype,
-        swap_space=(host_blocks + 0.5) * per_block / (1 << 30),
         block_size=block_size,
         enable_prefix_caching=caching,
         kv_transfer_config=kv_transfer_config,
@@ -227,8 +222,6 @@ def test_output_is_that_of_the_request_alone(
     # As on a GPU: the pass of a plain step is launched behind the step before.
     llm.engine.scheduler._passes_ahead = ahead and connector is None
     manager = llm.engine.scheduler.manager
-    assert manager.host.num_blocks == host_blocks
-    llm.engine.scheduler.planner.preemption_cost = cost
     groups = [
         llm.new_group(
             case.prompt,
@@ -263,9 +256,8 @@ def test_output_is_that_of_the_request_alone(
         if not aborted:
             check_prompt(group, world.adapted(case.adapter), case.params)
     assert manager.pool.num_free == manager.pool.num_blocks
-    assert manager.host.num_free == manager.host.num_blocks
     stats = llm.engine.scheduler.stats()
-    assert (stats.running, stats.waiting, stats.swapped) == (0, 0, 0)
+    assert (stats.running, stats.waiting) == (0, 0)
     assert stats.queued == stats.finished + stats.aborted == sum(len(group.requests) for group in groups)
     llm.close()
 
@@ -279,7 +271,7 @@ def futures(groups: list[RequestGroup], expected: list[list[Expected]]) -> dict[
     }
 
 
-def test_the_cases_do_preempt_swap_hit_and_draft(world: World) -> None:
+def test_the_cases_do_preempt_hit_and_draft(world: World) -> None:
     """Or the test above would show nothing."""
     llm = LLM(
         world.folder / "target",
@@ -291,18 +283,13 @@ def test_the_cases_do_preempt_swap_hit_and_draft(world: World) -> None:
         max_num_seqs=6,
         max_num_batched_tokens=40,
         kv_cache_memory=14 * BLOCK_BYTES,
-        swap_space=20 * BLOCK_BYTES / (1 << 30),
         block_size=8,
     )
     params = SamplingParams(n=2, temperature=1.0, seed=3, max_tokens=30, stop_token_ids=[EOS], ignore_eos=True)
     prompts = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14 + i] for i in range(4)]
-    results = []
-    for cost in (RECOMPUTE, SWAP):
-        llm.engine.scheduler.planner.preemption_cost = cost
-        results.append([[c.token_ids for c in o.outputs] for o in llm.generate(prompts, params, use_tqdm=False)])
+    llm.generate(prompts, params, use_tqdm=False)
     stats = llm.engine.scheduler.stats()
-    assert results[0] == results[1]
-    assert stats.preemptions > stats.swaps > 0
+    assert stats.preemptions > 0
     assert stats.prefix_hits > 0
     assert stats.drafts_asked > stats.drafts_granted > stats.drafts_verified > 0
 

@@ -244,7 +244,7 @@ def test_ranks_with_a_checkpoints_scales(
         shutil.copytree(world.folder / name, tmp_path / name)
     checkpoint(world, tmp_path / "target", scales_by_layer("{}_scale", 2, 1, 1), SCHEME)
     other = World(tmp_path, world.target, world.tokenizer)
-    settings = {"draft_kv_cache_dtype": "int8", "swap_space": 20_000 / (1 << 30)}
+    settings = {"draft_kv_cache_dtype": "int8"}
     with engine(other, "none", max_num_seqs=1) as llm:
         expected = texts(llm)
     with engine(other, "eagle3", ranks, pipeline_parallel_size=stages, **settings) as llm:

@@ -17,7 +17,6 @@ from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.execution import cost_measurement
 from specdec.execution.cuda_graphs import CudaGraphs
 from specdec.parallel.ranks import Ranks
-from specdec.scheduling.step_cost import PreemptionCost
 from tests.baichuan import save_baichuan
 from tests.fakes import save_random_block, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.lora_adapters import save_adapter, save_draft_adapter
@@ -29,10 +28,9 @@ pytestmark = pytest.mark.slow
 SHAPE = DraftShape(3, 2, 6)
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22], [20, 21, 22]]
 # So few blocks that a request must give way to another.
-SWAPPING: dict[str, Any] = {
+CRAMPED: dict[str, Any] = {
     "enforce_eager": True,
     "max_num_seqs": 3,
-    "swap_space": 1e-3,
     "kv_cache_memory": 5 * 8 * (3 * 4 * 16 + 32) * 4,
 }
 
@@ -109,7 +107,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
         [{}, {"temperature": 0.8, "top_p": 0.8}],
     ),
     "edited": ("head", {"shape": DraftShape(2, 2, 4)}, [PENALISED, LIMITED]),
-    "domino, swapping": ("domino", SWAPPING, [{"max_tokens": 12}, {"temperature": 1.0, "n": 2, "max_tokens": 12}]),
+    "domino, cramped": ("domino", CRAMPED, [{"max_tokens": 12}, {"temperature": 1.0, "n": 2, "max_tokens": 12}]),
     "keys and values in 8 bits": ("head", {"kv_cache_dtype": "int8"}, [{}, {"temperature": 1.0, "n": 2}]),
     "eagle": (
         "head",
@@ -132,9 +130,6 @@ def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
         for i, own in enumerate(asked)
     ]
     expected = run(load(folder, head, **settings), params)
-    monkeypatch.setattr(
-        "specdec.building.engine_builder.measure_preemption_cost", Mock(return_value=PreemptionCost(1.0, 0.0))
-    )
     with simulated_gpu(monkeypatch) as gpu:
         llm = load(folder, head, device="cuda", **settings)
         assert torch.device(llm.config.device) == GPU
@@ -156,10 +151,10 @@ def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
         assert all(waits in ([], once) for waits in steps), steps
         assert steps.count(once) > 1
         # Captured at the start, of one row and of two; drawn trees where the rule weighs them.
-        assert captured == (None if settings is SWAPPING else [2, 2 if "verify" in settings else 0])
+        assert captured == (None if settings is CRAMPED else [2, 2 if "verify" in settings else 0])
         assert captured == (graphs and [len(graphs.search.captured), len(graphs.draw.captured)])
-        assert (llm.engine.worker.runner.graphs is None) == (settings is SWAPPING)
-        assert llm.stats().preemptions > 0 or settings is not SWAPPING
+        assert (llm.engine.worker.runner.graphs is None) == (settings is CRAMPED)
+        assert llm.stats().preemptions > 0 or settings is not CRAMPED
 
 
 def test_adapters_on_a_device(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

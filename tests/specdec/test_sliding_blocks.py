@@ -102,10 +102,9 @@ def test_the_compiled_pass_and_search_read_no_block_that_was_given_back(world: W
     assert outputs == [expected(world.sliding, 0.0)] * 3
 
 
-@pytest.mark.parametrize("swap_space", [0.0, 0.001])
-def test_samples_and_preempted_requests_share_what_is_left(world: World, swap_space: float) -> None:
+def test_samples_and_preempted_requests_share_what_is_left(world: World) -> None:
     """Two samples of a prompt and another request, of which only some have room at once."""
-    llm = load(world.sliding, "eagle", 9, swap_space=swap_space)
+    llm = load(world.sliding, "eagle", 9)
     params = SamplingParams(temperature=1.0, seed=3, n=2, max_tokens=40, ignore_eos=True)
     first = llm.new_group(PROMPT, params)
     second = llm.new_group(PROMPT[:50], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))

@@ -20,7 +20,6 @@ from specdec.engine.engine import LLMEngine
 from specdec.execution.executor import Executor
 from specdec.execution.model_runner import ModelRunner
 from specdec.parallel.ranks import RankDeadError
-from specdec.scheduling.step_cost import PreemptionCost
 from tests.specdec.async_engine.loop_peer import WAIT_MS, Peer, add, call
 from tests.specdec.async_engine.served import ENDLESS, SETTINGS, SHORT
 from tests.specdec.world import World
@@ -32,7 +31,7 @@ LONG = replace(SHORT, max_tokens=200)
 
 @pytest.fixture(scope="module")
 def llm(world: World) -> LLM:
-    return LLM(world.folder / "target", world.folder / "head", **{**SETTINGS, "max_num_seqs": 2, "swap_space": 2**-10})
+    return LLM(world.folder / "target", world.folder / "head", **{**SETTINGS, "max_num_seqs": 2})
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["cpu", "device"])
@@ -154,8 +153,10 @@ def test_steps_that_fail_again_and_again_end_the_loop(llm: LLM, monkeypatch: pyt
 def test_a_failure_before_blocks_were_moved_ends_all_that_hold_blocks(
     llm: LLM, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request of higher priority has another one swapped out, which the failed step does not run."""
+    """The failed step admits a request whose prompt of whole blocks is cached, and copies its last block for it."""
     expected = llm.generate([3, 4], SHORT, use_tqdm=False)[0].token_ids
+    cached = list(range(3, 3 + 2 * llm.engine.scheduler.manager.block_size))
+    llm.generate(cached, SHORT, use_tqdm=False)
     real = KVCache.apply_moves
 
     def fail(cache: KVCache, moves: Sequence[BlockMove]) -> None:
@@ -163,17 +164,12 @@ def test_a_failure_before_blocks_were_moved_ends_all_that_hold_blocks(
             raise RuntimeError("no room for a copy")
         real(cache, moves)
 
-    monkeypatch.setattr(PreemptionCost, "prefers_swap", lambda *_: True)
     monkeypatch.setattr(KVCache, "apply_moves", fail)
-    peer.send(add(1, [3, 4], ENDLESS), add(2, [3, 4, 5], ENDLESS))
-    deltas: dict[int, list[Delta]] = {1: [], 2: []}
-    while not all(deltas.values()):
-        number, news = peer.receive()
-        assert isinstance(news, News)
-        deltas[number] += news.deltas
-    peer.send(add(3, [5], priority=-1), add(4, [3, 4]))
-    for number, last in peer.ended(1, 2, 3, 4).items():
-        if number != 4:
+    peer.send(add(1, [3, 4, 5], ENDLESS))
+    assert peer.receive()[0] == 1
+    peer.send(add(2, cached, ENDLESS), add(3, [3, 4]))
+    for number, last in peer.ended(1, 2, 3).items():
+        if number != 3:
             error = "a step failed while cache blocks were moved: no room for a copy; send it again"
             assert (last[-1].finish_reason, last[-1].error) == ("error", error)
         else:

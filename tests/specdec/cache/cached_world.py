@@ -16,8 +16,8 @@ NOTHING = Prefix([], 0, 0)
 class World:
     """A manager, its memory, and the requests that have blocks."""
 
-    def __init__(self, blocks: int = 8, host: int = 0, caching: bool = True, kept: KeptEntries | None = None) -> None:
-        self.manager = KVCacheManager(blocks, SIZE, host, caching, kept or KeptEntries(), 4)
+    def __init__(self, blocks: int = 8, caching: bool = True, kept: KeptEntries | None = None) -> None:
+        self.manager = KVCacheManager(blocks, SIZE, caching, kept or KeptEntries(), 4)
         self.memory = FakeMemory(self.manager)
         self.alive: list[Request] = []
 

@@ -129,19 +129,6 @@ def test_samples_and_forks_share_what_is_left() -> None:
     assert (found.num_tokens, found.blocks) == (12, [NULL, 1, 2])
 
 
-def test_swapping_moves_what_is_left() -> None:
-    world = sliding(host=3)
-    request = count(30)
-    world.compute(request)
-    assert world.manager.swap_out(request)
-    assert len(request.host_blocks) == 2
-    world.move()
-    world.manager.swap_in(request)
-    world.move()
-    assert request.block_table[:6] == [NULL] * 6
-    assert len(request.block_table) == 8
-
-
 def test_of_what_a_connector_has_only_the_windows_blocks_are_loaded() -> None:
     world = sliding()
     first = count(10)

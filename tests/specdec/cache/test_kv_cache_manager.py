@@ -198,38 +198,13 @@ def test_the_head_reads_a_shared_block_once() -> None:
     world.check()
 
 
-def test_swapping_out_and_in_keeps_what_was_cached() -> None:
-    world = World(blocks=4, host=3)
-    request, other = count(10), make_request(list(range(50, 66)))
-    world.compute(request, read=6)
-    world.manager.extend(request, 16)
-    assert world.manager.swap_out(request)
-    assert (request.block_table, len(request.host_blocks), counters(request)) == ([], 3, (10, 6, 0, 0))
-    assert (world.manager.pool.num_free, world.manager.host.num_free) == (4, 0)
-    world.compute(other)
-    world.release(other)
-    world.manager.swap_in(request)
-    assert [move.kind for move in world.move()] == [MoveKind.SWAP_IN] * 3
-    assert (len(request.block_table), request.host_blocks) == (3, [])
-    assert (world.manager.pool.num_free, world.manager.host.num_free) == (1, 3)
-    # Its blocks get their names again, and count as read.
-    request.token_ids.append(10)
-    world.compute(request)
-    assert counters(request) == (11, 6, 2, 1)
-    assert world.manager.find_prefix(count(10)) == Prefix(request.block_table[:2], 8, 4)
-
-
 def test_release_leaves_what_can_be_found() -> None:
-    world = World(blocks=4, host=3)
-    first, swapped = count(10), make_request([7])
+    world = World(blocks=4)
+    first = count(10)
     world.compute(first, read=10)
-    world.compute(swapped)
-    assert world.manager.swap_out(swapped)
-    world.move()
-    for request in (first, swapped):
-        world.release(request)
-        assert (request.block_table, request.host_blocks, counters(request)) == ([], [], (0, 0, 0, 0))
-    assert (world.manager.pool.num_free, world.manager.host.num_free) == (4, 3)
+    world.release(first)
+    assert (first.block_table, counters(first)) == ([], (0, 0, 0, 0))
+    assert world.manager.pool.num_free == 4
     world.release(world.admit(count(9)))
     # The end is forgotten first: without its beginning nothing could be found.
     world.compute(make_request([99] * 12))

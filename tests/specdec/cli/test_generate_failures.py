@@ -137,7 +137,10 @@ def test_interrupted_before_any_output(run: Run, monkeypatch: pytest.MonkeyPatch
         (["hi", "--device", "abacus"], "device 'abacus'"),
         (["hi", "--device", "meta"], "device 'meta' is not supported; use auto, cpu or cuda"),
         (["hi", "--device", "mps"], "device 'mps' is not supported"),
-        (["hi", "--swap-space", "1e9"], "swap_space is 1e+09 GiB; this machine has"),
+        (
+            ["hi", "--kv-cache-memory", "1000000000000000"],
+            "kv_cache_memory is 1000000000000000 (9.31e+05 GiB)",
+        ),
         (["hi", "--min-tokens", "1" + 30 * "0"], "min_tokens is 1000"),
         (["hi", "--max-model-len", "1"], "max_model_len is 1; it must be at least 2"),
         (["a\udcff"], "the prompt is not valid text: its character 1 is"),

@@ -147,7 +147,6 @@ def test_each_step_computes_one_token_a_beam_and_beams_share_blocks(tiny: Tiny) 
     max_tokens=st.integers(1, 12),
     ends=st.sampled_from(ENDS),
     blocks=st.integers(4, 12),
-    host_blocks=st.sampled_from([0, 2, 50]),
     seats=st.integers(5, 12),
     chunk=st.integers(12, 40),
     caching=st.booleans(),
@@ -160,7 +159,6 @@ def test_little_memory_changes_nothing(
     max_tokens: int,
     ends: list[int],
     blocks: int,
-    host_blocks: int,
     seats: int,
     chunk: int,
     caching: bool,
@@ -168,7 +166,6 @@ def test_little_memory_changes_nothing(
     small = cramped(
         tiny,
         blocks,
-        host_blocks,
         max_num_seqs=seats,
         max_num_batched_tokens=chunk,
         enable_prefix_caching=caching,
@@ -185,17 +182,14 @@ def test_little_memory_changes_nothing(
         assert all(len(s.logprobs) == len(s.token_ids) for s in output.sequences)
 
 
-@pytest.mark.parametrize("host_blocks", [0, 100])
 @pytest.mark.parametrize("blocks", [4, 9])
-def test_preempted_beams_lose_nothing(tiny: Tiny, llm: LLM, blocks: int, host_blocks: int) -> None:
+def test_preempted_beams_lose_nothing(tiny: Tiny, llm: LLM, blocks: int) -> None:
     """Four blocks hold one beam, so that scored ones have to make room; nine hold some."""
-    small = cramped(tiny, blocks, host_blocks, enable_prefix_caching=False)
+    small = cramped(tiny, blocks, enable_prefix_caching=False)
     params = BeamSearchParams(4, 20, ignore_eos=True)
     for tight in watched(small):
         outputs = tight.beam_search([[3, 4, 5, 6, 7, 8], [30, 31]], params)
-        stats = tight.engine.scheduler.stats()
-        assert stats.preemptions > 0
-        assert (stats.swaps > 0) == (host_blocks > 0)
+        assert tight.engine.scheduler.stats().preemptions > 0
     assert tokens_of(outputs) == tokens_of(llm.beam_search([[3, 4, 5, 6, 7, 8], [30, 31]], params))
 
 

@@ -155,11 +155,3 @@ def test_blocks_are_as_many_as_the_memory_holds_and_seats_can_use(world: World) 
     # The head has a layer of its own, and a feature of 32 numbers.
     assert blocks(10 * (plain * 3 // 2 + 8 * 32 * 8), world.folder / "head") == 10
     assert blocks(None, None, max_num_seqs=3, max_model_len=40) == 3 * 5
-
-
-def test_host_memory_is_counted_in_gib(world: World) -> None:
-    per_block = 16 * 2 * 2 * 2 * 8 * 8
-    llm = LLM(world.folder / "target", draft=None, dtype="float64", swap_space=7.5 * per_block / GIB)
-    assert llm.engine.scheduler.manager.host.num_blocks == 7
-    assert 0 < llm.engine.scheduler.planner.preemption_cost.swap_block < 1
-    assert 0 < llm.engine.scheduler.planner.preemption_cost.recompute_token < 1

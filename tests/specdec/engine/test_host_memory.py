@@ -31,24 +31,29 @@ def ten_gib(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"swap_space": 10.5}, "swap_space is 10.5 GiB; this machine has 10 GiB of memory available; lower it"),
         (
             {"kv_transfer_config": host(11 * GIB)},
             "cpu_bytes_to_use is 11811160064 (11 GiB); this machine has 10 GiB of memory available; lower it",
         ),
         (
-            {"swap_space": 6.0, "kv_transfer_config": host(5 * GIB)},
-            "swap_space is 6 GiB and cpu_bytes_to_use is 5368709120 (5 GiB); this machine has 10 GiB of memory "
-            "available; lower them",
+            {"device": "cpu", "kv_cache_memory": 6 * GIB, "kv_transfer_config": host(5 * GIB)},
+            "kv_cache_memory is 6442450944 (6 GiB) and cpu_bytes_to_use is 5368709120 (5 GiB); this machine has 10 GiB "
+            "of memory available; lower them",
         ),
         (
-            {"swap_space": 4.0, "tensor_parallel_size": 3},
-            "swap_space is 4 GiB on each of 3 ranks; this machine has 10 GiB of memory available; lower it",
+            {"device": "cpu", "kv_cache_memory": 4 * GIB, "tensor_parallel_size": 3},
+            "kv_cache_memory is 4294967296 (4 GiB) on each of 3 ranks; this machine has 10 GiB of memory available; "
+            "lower it",
         ),
         (
-            {"swap_space": 2.5, "pipeline_parallel_size": 2, "kv_transfer_config": host(6 * GIB)},
-            "swap_space is 2.5 GiB on each of 2 ranks and cpu_bytes_to_use is 6442450944 (6 GiB); this machine has 10 "
-            "GiB of memory available; lower them",
+            {
+                "device": "cpu",
+                "kv_cache_memory": 5 * GIB // 2,
+                "pipeline_parallel_size": 2,
+                "kv_transfer_config": host(6 * GIB),
+            },
+            "kv_cache_memory is 2684354560 (2.5 GiB) on each of 2 ranks and cpu_bytes_to_use is 6442450944 (6 GiB); "
+            "this machine has 10 GiB of memory available; lower them",
         ),
         (
             {"device": "cpu", "kv_cache_memory": 100 * GIB},
@@ -58,11 +63,6 @@ def ten_gib(monkeypatch: pytest.MonkeyPatch) -> None:
             {"device": "cpu", "kv_cache_memory": 6 * GIB, "tensor_parallel_size": 2},
             "kv_cache_memory is 6442450944 (6 GiB) on each of 2 ranks; this machine has 10 GiB of memory available; "
             "lower it",
-        ),
-        (
-            {"device": "cpu", "kv_cache_memory": 6 * GIB, "swap_space": 6.0},
-            "kv_cache_memory is 6442450944 (6 GiB) and swap_space is 6 GiB; this machine has 10 GiB of memory "
-            "available; lower them",
         ),
         (
             {"device": "cuda:1", "kv_cache_memory": 100 * GIB},
@@ -81,14 +81,23 @@ def test_more_than_is_available_is_refused(settings: dict[str, Any], message: st
     "settings",
     [
         {},
-        {"swap_space": 10.0},
         {"device": "cpu", "kv_cache_memory": 10 * GIB},
         # The cache is the GPU's.
-        {"device": "cuda:1", "kv_cache_memory": 80 * GIB, "swap_space": 10.0},
-        {"swap_space": 5.0, "kv_transfer_config": host(5 * GIB)},
+        {"device": "cuda:1", "kv_cache_memory": 80 * GIB, "kv_transfer_config": host(10 * GIB)},
+        {"device": "cpu", "kv_cache_memory": 5 * GIB, "kv_transfer_config": host(5 * GIB)},
         # All ranks together have so much.
-        {"swap_space": 2.0, "tensor_parallel_size": 2, "kv_transfer_config": host(6 * GIB)},
-        {"swap_space": 6.0, "tensor_parallel_size": 2, "distributed_executor_backend": "ray"},
+        {
+            "device": "cpu",
+            "kv_cache_memory": 2 * GIB,
+            "tensor_parallel_size": 2,
+            "kv_transfer_config": host(6 * GIB),
+        },
+        {
+            "device": "cpu",
+            "kv_cache_memory": 6 * GIB,
+            "tensor_parallel_size": 2,
+            "distributed_executor_backend": "ray",
+        },
         {"kv_transfer_config": host(11 * GIB, kv_connector_module_path="a.module")},
     ],
 )
@@ -101,11 +110,11 @@ def test_ranks_of_a_launcher_are_counted_on_this_machine(monkeypatch: pytest.Mon
     launch = {"WORLD_SIZE": "8", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     for name, value in launch.items():
         monkeypatch.setenv(name, value)
-    config = EngineConfig(swap_space=3.0, tensor_parallel_size=8)
+    config = EngineConfig(device="cpu", kv_cache_memory=3 * GIB, tensor_parallel_size=8)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     check_memory(config)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    with pytest.raises(ValueError, match="swap_space is 3 GiB on each of 4 ranks; this machine has"):
+    with pytest.raises(ValueError, match=r"3221225472 \(3 GiB\) on each of 4 ranks; this machine has"):
         check_memory(config)
 
 
@@ -115,8 +124,11 @@ def test_an_engine_refuses_before_it_loads(monkeypatch: pytest.MonkeyPatch) -> N
         raise AssertionError("the target is loaded")
 
     monkeypatch.setattr("specdec.building.build.load_target", never)
-    with pytest.raises(ValueError, match="swap_space is 11 GiB; this machine has 10 GiB of memory available; lower it"):
-        LLM(swap_space=11)
+    with pytest.raises(
+        ValueError,
+        match=r"kv_cache_memory is 11811160064 \(11 GiB\); this machine has 10 GiB",
+    ):
+        LLM(kv_cache_memory=11 * GIB)
 
 
 def test_a_cache_that_does_not_fit_beside_the_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

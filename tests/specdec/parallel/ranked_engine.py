@@ -57,8 +57,7 @@ def texts(llm: LLM) -> list[list[int]]:
 
 
 def check_with_little_memory(llm: LLM, expected: list[list[int]], *, drafts: bool) -> None:
-    """Check the texts of requests that are preempted, swapped, and meet each other's prefixes, and that they were."""
-    assert llm.engine.worker.cache.num_host_blocks > 0
+    """Check the texts of requests that are preempted and meet each other's prefixes, and that they were."""
     assert texts(llm) == expected
     stats = llm.stats()
     assert stats.preemptions > 0

@@ -54,9 +54,9 @@ def is_first() -> bool:
 def test_tokens_are_those_of_one_process(
     world: World, expected: list[list[int]], drafter: str, stages: int, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With little memory: requests are preempted, computed again or swapped, forked, and meet each other's prefixes."""
+    """With little memory: requests are preempted, computed again, forked, and meet each other's prefixes."""
     monkeypatch.setattr(EngineBuilder, "_num_blocks", lambda _: 16)
-    with engine(world, drafter, ranks, pipeline_parallel_size=stages, swap_space=60_000 / (1 << 30)) as llm:
+    with engine(world, drafter, ranks, pipeline_parallel_size=stages) as llm:
         assert llm.model.num_stages == stages
         assert len(llm.model.layers) == 1
         check_with_little_memory(llm, expected, drafts=drafter != "none")
@@ -158,11 +158,8 @@ def test_micro_batches_are_the_rows_in_their_order(sizes: list[tuple[int, int]],
 def test_the_cache_has_as_many_blocks_as_the_smallest_rank_holds(deep: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first stage has two of four layers here, so its blocks are the largest."""
     block = 2 * 8 * 2 * 2 * 8 * 8
-    with engine(
-        deep, "none", pipeline_parallel_size=3, kv_cache_memory=9 * block, swap_space=5 * block / (1 << 30)
-    ) as llm:
+    with engine(deep, "none", pipeline_parallel_size=3, kv_cache_memory=9 * block) as llm:
         assert llm.engine.worker.cache.num_blocks == 9
-        assert llm.engine.worker.cache.num_host_blocks == 5
     with pytest.raises(ValueError, match=f"kv_cache_memory {block - 1} is less than one block of {block} bytes"):
         engine(deep, "none", pipeline_parallel_size=3, kv_cache_memory=block - 1).__enter__()
     monkeypatch.setattr(

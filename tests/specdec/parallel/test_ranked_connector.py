@@ -138,12 +138,11 @@ def test_tokens_are_those_of_one_rank_with_little_memory(
     settings: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Requests are preempted, swapped, forked, and loaded from host memory with room for few blocks."""
+    """Requests are preempted, forked, and loaded from host memory with room for few blocks."""
     monkeypatch.setattr(EngineBuilder, "_num_blocks", lambda _: 16)
-    swap = {"swap_space": 60_000 / (1 << 30)}
     tensor = settings.get("tensor_parallel_size", 2)
     own = {name: value for name, value in settings.items() if name != "tensor_parallel_size"}
-    with ranked_engine(world, drafter, tensor, kv_transfer_config=HOST, **swap, **own) as llm:
+    with ranked_engine(world, drafter, tensor, kv_transfer_config=HOST, **own) as llm:
         check_with_little_memory(llm, expected, drafts=True)
         llm.generate([[token + 20 for token in prompt] for prompt in PROMPTS], GREEDY, use_tqdm=False)
         assert texts(llm) == expected

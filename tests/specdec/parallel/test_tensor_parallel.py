@@ -34,9 +34,9 @@ pytestmark = pytest.mark.slow
 def test_tokens_are_those_of_one_rank(
     world: World, expected: list[list[int]], drafter: str, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With little memory: requests are preempted, computed again or swapped, and meet each other's prefixes."""
+    """With little memory: requests are preempted, computed again, and meet each other's prefixes."""
     monkeypatch.setattr(EngineBuilder, "_num_blocks", lambda _: 16)
-    with engine(world, drafter, ranks, swap_space=60_000 / (1 << 30)) as llm:
+    with engine(world, drafter, ranks) as llm:
         assert isinstance(llm.model, ShardedLlama)
         check_with_little_memory(llm, expected, drafts=drafter != "none")
 

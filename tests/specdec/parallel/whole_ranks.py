@@ -41,7 +41,7 @@ class Compare(NamedTuple):
 def state_of(engine: LLMEngine, groups: list[RequestGroup]) -> dict[str, Any]:
     """Return all that a plan depends on, and what requests have come to."""
     scheduler = engine.scheduler
-    pools = {"device": scheduler.manager.pool, "host": scheduler.manager.host}
+    pools = {"device": scheduler.manager.pool}
     if isinstance(engine.connector, OffloadingConnector):
         pools["tier"] = engine.connector.tier.pool
     sizer = scheduler.tree_sizer

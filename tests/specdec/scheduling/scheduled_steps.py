@@ -10,21 +10,20 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.scheduler_config import SchedulerConfig
-from specdec.scheduling.step_cost import Curve, MeasuredStep, PreemptionCost, StepCost
+from specdec.scheduling.step_cost import Curve, MeasuredStep, StepCost
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
 from tests.specdec.fake_memory import make_request
 
-SWAP = PreemptionCost(recompute_token=1.0, swap_block=0.0)
 TREE = DraftShape(depth=3, branching=2, nodes=6)
 
 
-def make(blocks: int = 100, host: int = 0, shape: DraftShape | None = None, **limits: Any) -> Scheduler:
+def make(blocks: int = 100, shape: DraftShape | None = None, **limits: Any) -> Scheduler:
     """Make a scheduler with blocks of four."""
-    cost, draft_context = limits.pop("cost", None), limits.pop("draft_context", sys.maxsize)
+    draft_context = limits.pop("draft_context", sys.maxsize)
     step_cost, ahead = limits.pop("step_cost", None), limits.pop("passes_ahead", False)
     config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 16, "watermark": 0.0, **limits})
-    manager = KVCacheManager(blocks, 4, host)
-    scheduler = Scheduler(manager, config, shape, cost, draft_context, step_cost, passes_ahead=ahead)
+    manager = KVCacheManager(blocks, 4)
+    scheduler = Scheduler(manager, config, shape, draft_context, step_cost, passes_ahead=ahead)
     if scheduler.tree_sizer is not None:
         # As if the first trees had been verified.
         scheduler.tree_sizer.num_first = 0

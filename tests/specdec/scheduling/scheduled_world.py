@@ -22,13 +22,12 @@ from specdec.scheduling.integrity import check_pool, check_scheduler
 from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.scheduler_config import SchedulerConfig
-from specdec.scheduling.step_cost import Curve, MeasuredStep, PreemptionCost, StepCost
+from specdec.scheduling.step_cost import Curve, MeasuredStep, StepCost
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
 from tests.specdec.fake_connector import FakeConnector
 from tests.specdec.fake_memory import FakeMemory, make_request
 from tests.strategies import seeds
 
-ALWAYS_SWAP, NEVER_SWAP = PreemptionCost(1.0, 0.0), PreemptionCost(0.0, 1.0)
 END, TOKENS = 2, [0] * 19 + [1] * 19 + [2]
 places = st.integers(0, 9)
 
@@ -38,9 +37,7 @@ class Case(NamedTuple):
 
     blocks: int
     size: int
-    host: int
     caching: bool
-    cost: PreemptionCost
     shape: DraftShape | None
     draft_context: int
     config: SchedulerConfig
@@ -78,7 +75,6 @@ def cases(draw: st.DrawFn, max_seats: int = 4, max_blocks: int = 10, connectors:
     return Case(
         blocks=draw(st.integers(3, max_blocks)),
         size=draw(st.integers(1, 4)),
-        host=draw(st.sampled_from([0, 3, 8])),
         caching=caching,
         connector=draw(st.none() | connector) if connectors and caching else None,
         reads_prompts=draw(st.booleans()),
@@ -86,7 +82,6 @@ def cases(draw: st.DrawFn, max_seats: int = 4, max_blocks: int = 10, connectors:
         kept=draw(
             st.builds(KeptEntries, st.sampled_from([0, 0, 3, 5, 8]), st.sampled_from([0, 1, 2, 4, 7])).map(fitted)
         ),
-        cost=draw(st.sampled_from([ALWAYS_SWAP, NEVER_SWAP])),
         shape=draw(st.none() | shapes),
         draft_context=draw(st.sampled_from([sys.maxsize, 9])),
         config=SchedulerConfig(
@@ -115,10 +110,10 @@ class World:
     def __init__(self, case: Case, spoilt: float = 0.1) -> None:
         self.case, self.spoilt = case, spoilt
         self.manager = KVCacheManager(
-            case.blocks, case.size, case.host, case.caching, case.kept, case.config.max_num_batched_tokens
+            case.blocks, case.size, case.caching, case.kept, case.config.max_num_batched_tokens
         )
         self.connector = None if case.connector is None else FakeConnector(self.manager, *case.connector)
-        args = (case.config, case.shape, case.cost, case.draft_context, case.step_cost())
+        args = (case.config, case.shape, case.draft_context, case.step_cost())
         self.scheduler = Scheduler(
             self.manager,
             *args,
@@ -414,7 +409,6 @@ class World:
         if self.connector is not None:
             assert self.connector.tier.pool.num_free == self.connector.tier.pool.num_blocks
         assert self.manager.pool.num_free == self.manager.pool.num_blocks
-        assert self.manager.host.num_free == self.manager.host.num_blocks
         stats = self.scheduler.stats()
         reasons = [request.finish_reason for request in self.requests]
         assert None not in reasons
@@ -424,4 +418,4 @@ class World:
                 assert all(score.logprobs == score.token_ids for score in request.choices.scores())
         assert (stats.queued, stats.aborted) == (len(reasons), reasons.count("abort"))
         assert stats.finished == stats.queued - stats.aborted
-        assert (stats.running, stats.waiting, stats.swapped, stats.kv_usage) == (0, 0, 0, 0)
+        assert (stats.running, stats.waiting, stats.kv_usage) == (0, 0, 0)

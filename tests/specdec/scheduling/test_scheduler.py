@@ -15,9 +15,8 @@ from specdec.core.request import Request, RequestGroup
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.request_queues import PRIORITY_STEPS, TURN_STEPS
-from specdec.scheduling.step_cost import PreemptionCost
 from tests.specdec.fake_memory import make_request
-from tests.specdec.scheduling.scheduled_steps import SWAP, ask, costs, finish, make, names, step
+from tests.specdec.scheduling.scheduled_steps import ask, costs, finish, make, names, step
 
 
 def test_prompts_are_split_and_outputs_go_on_beside_them() -> None:
@@ -190,39 +189,21 @@ def test_a_priority_needs_the_policy() -> None:
 
 
 @pytest.mark.parametrize("blocks", [4, 5])
-@pytest.mark.parametrize(("host", "cost"), [(0, None), (9, None), (1, SWAP)])
-def test_the_last_rank_is_preempted_and_computed_again(blocks: int, host: int, cost: PreemptionCost | None) -> None:
-    """It is preempted by a request that lacks a block, or by itself; swapping is dearer, or host memory too small."""
-    scheduler = make(blocks, host, cost=cost)
+def test_the_last_rank_is_preempted_and_computed_again(blocks: int) -> None:
+    """It is preempted by a request that lacks a block, or by itself."""
+    scheduler = make(blocks)
     first, last = ask(scheduler, "a", 8, most=blocks * 4 - 14), ask(scheduler, "b", 8, most=5)
     step(scheduler)
     plan = scheduler.schedule()
     assert [(row.request, row.num_known) for row in plan.rows] == [(first, 1)]
     assert (scheduler.running, scheduler.waiting) == ([first], [last])
-    assert (last.num_cached, last.block_table, last.host_blocks, len(last.token_ids)) == (0, [], [], 9)
+    assert (last.num_cached, last.block_table, len(last.token_ids)) == (0, [], 9)
     finish(scheduler, plan)
     while not first.finished:
         assert step(scheduler) == [("a", 1)]
     # Its first block is still cached, as no request has needed it; its output is computed like a prompt.
     assert step(scheduler) == [("b", 5)]
-    assert (scheduler.stats().preemptions, scheduler.stats().swaps) == (1, 0)
-
-
-def test_the_last_rank_is_swapped_out_if_that_is_cheaper() -> None:
-    scheduler = make(5, host=2, cost=SWAP)
-    first, last = ask(scheduler, "a", 8), ask(scheduler, "b", 8)
-    step(scheduler)
-    plan = scheduler.schedule()
-    assert [move.kind for move in plan.moves] == [MoveKind.SWAP_OUT] * 2
-    assert (last.num_cached, last.block_table, len(last.host_blocks)) == (8, [], 2)
-    finish(scheduler, plan)
-    stats = scheduler.stats()
-    assert (stats.waiting, stats.swapped, stats.preemptions, stats.swaps) == (1, 1, 1, 1)
-    while not first.finished:
-        step(scheduler)
-    plan = scheduler.schedule()
-    assert [move.kind for move in plan.moves] == [MoveKind.SWAP_IN] * 2
-    assert [(row.request, row.num_known) for row in plan.rows] == [(last, 1)]
+    assert scheduler.stats().preemptions == 1
 
 
 @pytest.mark.parametrize(("limit", "tokens"), [("blocks", 16), ("max_num_seqs", 16), ("max_num_seqs", 1)])
@@ -351,9 +332,8 @@ def test_a_child_runs_at_once_behind_its_parent_or_waits_with_it() -> None:
     assert step(scheduler) == [("a", 1), ("c", 1), ("b", 1)]
 
 
-@pytest.mark.parametrize("host", [0, 9])
-def test_requests_are_aborted_wherever_they_are(host: int) -> None:
-    scheduler = make(4, host, cost=SWAP, max_num_seqs=2)
+def test_requests_are_aborted_wherever_they_are() -> None:
+    scheduler = make(4, max_num_seqs=2)
     running, preempted, waiting = (ask(scheduler, name, 8, most=5) for name in "abc")
     step(scheduler)
     plan = scheduler.schedule()
@@ -366,9 +346,8 @@ def test_requests_are_aborted_wherever_they_are(host: int) -> None:
     assert (names(scheduler.running), names(scheduler.waiting), len(running.block_table)) == ("a", "", 3)
     scheduler.cancel(plan)
     stats = scheduler.stats()
-    assert (stats.running, stats.waiting, stats.swapped, stats.kv_usage) == (0, 0, 0, 0)
-    assert (stats.queued, stats.aborted, stats.finished, stats.swaps) == (3, 3, 0, int(host > 0))
-    assert scheduler.manager.host.num_free == host
+    assert (stats.running, stats.waiting, stats.kv_usage) == (0, 0, 0)
+    assert (stats.queued, stats.aborted, stats.finished) == (3, 3, 0)
 
 
 def test_a_cancelled_step_is_done_again() -> None:
@@ -396,14 +375,12 @@ def test_check_integrity_sees_queues_in_disorder() -> None:
         with pytest.raises(AssertionError, match=message):
             check_scheduler(scheduler)
 
-    scheduler = make(8, host=2, cost=SWAP, max_num_seqs=2)
+    scheduler = make(8, max_num_seqs=2)
     a, b, c, d = (ask(scheduler, name, 5) for name in "abcd")
     step(scheduler)
     fault("a queue is out of order", [b, a], [c, d])
     fault("queued twice", [a, b], [b, c, d])
     fault("a waiting request holds blocks", [a], [b, c, d])
-    scheduler.manager.swap_out(b)
-    fault("a running request is swapped out", [a, b], [c, d])
 
 
 def test_the_scheduler_needs_no_torch() -> None:
