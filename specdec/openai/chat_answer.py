@@ -107,9 +107,7 @@ class ChatAnswer:
         message = ChatMessage(ASSISTANT, None if (calls or thinking) and not text else text)
         if thinking:
             message.reasoning = message.reasoning_content = thinking
-        if calls and self._body.has_old_names:
-            message.function_call = calls[0].function
-        elif calls:
+        if calls:
             message.tool_calls = calls
         choice = ChatChoice(output.index, message, self._logprobs(sent, output), self._finish_reason(output, sent))
         choice.stop_reason = output.stop_reason
@@ -187,8 +185,6 @@ class ChatAnswer:
         is_start = isinstance(item, CallStart)
         function = FunctionDelta("", item.name) if isinstance(item, CallStart) else FunctionDelta(item.text)
         sent.calls += is_start
-        if self._body.has_old_names:
-            return ChatDelta(function_call=function)
         delta = ToolCallDelta(sent.calls - 1, function)
         if is_start:
             delta.id, delta.type = _call_id(), "function"
@@ -198,7 +194,7 @@ class ChatAnswer:
         # As OpenAI and vLLM have it, a call of a named function ends as a message does.
         if not sent.calls or output.finish_reason != "stop" or self._body.calls.mode == "named":
             return output.finish_reason
-        return "function_call" if self._body.has_old_names else "tool_calls"
+        return "tool_calls"
 
     def _logprobs(self, sent: _ChatProgress, output: CompletionOutput) -> ChatLogprobs | None:
         """Return the log-probabilities of tokens that are not sent yet, None if there are none."""

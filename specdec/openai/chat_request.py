@@ -3,7 +3,6 @@
 from typing import Any, Literal
 
 from specdec.core.chat_content import part_texts
-from specdec.core.tool_choice import ToolChoice, read_tool_choice
 from specdec.openai.errors import ApiError
 from specdec.openai.request_model import Objects, RequestModel
 from specdec.openai.sampling_fields import Int, check_logprobs, check_trace
@@ -99,7 +98,7 @@ class TemplateFields(TemplateArguments):
             raise ApiError(400, "messages is empty; give at least one message", param="messages")
         if self.add_special_tokens:
             raise self.refuse("add_special_tokens", "the chat template writes the special tokens of a conversation")
-        return [_with_tool_names(message.model_dump()) for message in self.messages]
+        return [message.model_dump() for message in self.messages]
 
     def check_prompt(self) -> None:
         """Refuse fields of conversations beside a prompt.
@@ -137,48 +136,20 @@ class ChatRequest(TemplateFields, ToolFields):
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
-    functions: Objects[dict[str, Any]] | None = None
-    function_call: str | dict[str, Any] | None = None
     prediction: Prediction | None = None
     echo: bool | None = None
     include_reasoning: bool | None = None
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        return [tool.function for tool in self.tools] if self.tools else self.functions or []
-
-    @property
-    def has_old_names(self) -> bool:
-        """Return whether the request has OpenAI's names of before tools, and wants an answer in them."""
-        return bool(self.functions)
-
-    @property
-    def tools_field(self) -> str:
-        return "functions" if self.has_old_names else "tools"
-
-    @property
-    def calls(self) -> ToolChoice:
-        """Calls that the request wants."""
-        if not self.has_old_names:
-            return super().calls
-        named = {"type": "function", **self.function_call} if isinstance(self.function_call, dict) else None
-        try:
-            return read_tool_choice(named or self.function_call, self.offered)
-        except ValueError as error:
-            message = str(error).replace("tool_choice", "function_call").replace("tools", "functions")
-            raise ApiError(400, message, param="function_call") from None
-
-    @property
-    def is_single_call(self) -> bool:
-        return super().is_single_call or self.has_old_names
+        return [tool.function for tool in self.tools or ()]
 
     def template_arguments(self) -> dict[str, Any]:
         """Return what the chat template gets beside the messages."""
         given = super().template_arguments()
         given.pop("tools", None)
         if shown := self.shown_functions():
-            tools = [tool.model_dump() for tool in self.tools or () if tool.function in shown]
-            given["tools"] = tools or [{"type": "function", "function": function} for function in shown]
+            given["tools"] = [tool.model_dump() for tool in self.tools or () if tool.function in shown]
         return given
 
     @property
@@ -201,22 +172,8 @@ class ChatRequest(TemplateFields, ToolFields):
         self.check()
         if self.echo:
             raise self.refuse("echo", "use /v1/completions")
-        if self.tools and self.functions:
-            raise ApiError(400, "tools and functions exclude each other; leave one out", param="functions")
-        if isinstance(self.function_call, dict) and not self.functions:
-            raise ApiError(400, "function_call names a function, and functions is empty", param="function_call")
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs true", param="top_logprobs")
         check_logprobs(self.top_logprobs, most_logprobs, "top_logprobs")
         check_logprobs(self.prompt_logprobs, most_logprobs, "prompt_logprobs")
         check_trace(self.trace, most_logprobs)
-
-
-def _with_tool_names(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message that has a call or a function's result by OpenAI's old names as templates know it."""
-    call = message.pop("function_call", None)
-    if isinstance(call, dict):
-        message["tool_calls"] = [{"id": call.get("name"), "type": "function", "function": call}]
-    if message["role"] == "function":
-        message |= {"role": "tool", "tool_call_id": message.get("name")}
-    return message

@@ -177,7 +177,6 @@ class ChatMessage(Struct):
     """The assistant's answer.
 
     Attributes:
-        function_call: the call in an answer to a request with `functions`.
         reasoning, reasoning_content: the model's thinking, by vLLM's names of now and of before.
     """
 
@@ -185,7 +184,6 @@ class ChatMessage(Struct):
     content: str | None
     refusal: None = None
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
-    function_call: FunctionCall | msgspec.UnsetType = msgspec.UNSET
     reasoning: str | msgspec.UnsetType = msgspec.UNSET
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
 
@@ -196,7 +194,6 @@ class ChatDelta(Struct, omit_defaults=True):
     role: str | None = None
     content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
-    function_call: FunctionDelta | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 

@@ -43,6 +43,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "documents": (),
     "chat_template": (),
 }
+_REMEDIES = {"functions": "use tools", "function_call": "use tool_choice"}
 _EMPTY: tuple[Any, ...] = (None, False, "", [], {})
 
 
@@ -63,7 +64,7 @@ class RequestModel(BaseModel):
         """
         for name, value in (self.model_extra or {}).items():
             if name in _REFUSED and value not in (*_EMPTY, *_REFUSED[name]):
-                raise self.refuse(name, "leave it out")
+                raise self.refuse(name, _REMEDIES.get(name, "leave it out"))
 
     def refuse(self, name: str, remedy: str) -> ApiError:
         """Return the error of a field that has a value this server cannot serve."""

@@ -26,11 +26,6 @@ class ToolFields(SamplingFields):
         """OpenAI's objects of the functions that the request offers."""
 
     @property
-    def tools_field(self) -> str:
-        """The field that holds them."""
-        return "tools"
-
-    @property
     def calls(self) -> ToolChoice:
         """Calls that the request wants.
 
@@ -54,7 +49,7 @@ class ToolFields(SamplingFields):
     @property
     def structure_field(self) -> str:
         """The field that says which form the output follows."""
-        return self.tools_field if self.calls.is_forced else super().structure_field
+        return "tools" if self.calls.is_forced else super().structure_field
 
     def shown_functions(self) -> Sequence[dict[str, Any]]:
         """Return the functions that the chat template shows."""
@@ -84,5 +79,4 @@ class ToolFields(SamplingFields):
             functions = [Function.of(each) for each in allowed]
             return forced_calls(calls, functions, kind.FORM, special, is_single=self.is_single_call)
         except ValueError as error:
-            message = str(error).replace("tools", self.tools_field, 1)
-            raise ApiError(400, message, param=self.tools_field) from None
+            raise ApiError(400, str(error), param="tools") from None

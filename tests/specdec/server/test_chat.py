@@ -120,16 +120,13 @@ def test_the_last_message_may_be_continued(server: Served, client: OpenAI) -> No
     assert server.send("POST", "/tokenize", body)[2]["count"] == len("user: Hi\nassistant: ")
 
 
-TOOL = {"type": "function", "function": {"name": "f"}}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no messages": ({"messages": []}, "messages"),
     "image": ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages"),
     "top_logprobs": ({"top_logprobs": 2}, "top_logprobs"),
     "many logprobs": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     "forced": ({"tool_choice": "required"}, "tool_choice"),
-    "functions": ({"functions": [{"name": "f"}], "tools": [TOOL]}, "functions"),
-    "a function of none": ({"function_call": {"name": "f"}}, "function_call"),
-    "another function": ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call"),
+    "functions": ({"functions": [{"name": "f"}]}, "functions"),
     "temperature": ({"temperature": "hot"}, "temperature"),
     "n": ({"n": 2, "temperature": 0}, "n"),
     "long": ({"messages": [{"role": "user", "content": "a" * 9000}]}, "messages"),

@@ -172,48 +172,6 @@ def test_calls_take_the_place_of_a_message_with_a_format(caller: OpenAI) -> None
     assert ask(caller, TAXI, 3, response_format=form) == ask(caller, TAXI, 3)
 
 
-FUNCTIONS: list[Any] = [tool["function"] for tool in TOOLS]
-
-
-def test_functions_by_their_old_names(caller: OpenAI) -> None:
-    """OpenAI's `functions` and `function_call`: one call, without an id."""
-    given: Any = {
-        "model": "tiny",
-        "messages": TALK,
-        "functions": FUNCTIONS,
-        "function_call": {"name": "room"},
-        "seed": 4,
-    }
-    (choice,) = caller.chat.completions.create(**given).choices
-    call = choice.message.function_call
-    assert call is not None
-    assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", None, None)
-    assert checked([(call.name, call.arguments)], ("room",))
-    parts = [part.choices[0] for part in caller.chat.completions.create(stream=True, **given)]
-    deltas = [part.delta.function_call for part in parts if part.delta.function_call]
-    assert [delta.name for delta in deltas if delta.name] == [deltas[0].name] == ["room"]
-    assert "".join(delta.arguments or "" for delta in deltas) == call.arguments
-    assert parts[-1].finish_reason == "stop"
-    wrong = {"functions": [{"name": "room", "parameters": {"type": "null"}}], "function_call": {"name": "room"}}
-    with pytest.raises(BadRequestError, match="functions: the parameters of 'room' cannot be followed") as caught:
-        caller.chat.completions.create(model="tiny", messages=TALK, extra_body=wrong)
-    assert caught.value.param == "functions"
-
-
-def test_a_conversation_with_old_names_is_one_with_tools() -> None:
-    call = {"name": "room", "arguments": "{}"}
-    messages = [
-        *TALK,
-        {"role": "assistant", "content": None, "function_call": call},
-        {"role": "function", "name": "room", "content": "17"},
-    ]
-    body = ChatRequest.model_validate({"messages": messages, "functions": FUNCTIONS})
-    assert body.template_arguments()["tools"] == TOOLS
-    _, answer, result = body.conversation()
-    assert answer["tool_calls"] == [{"id": "room", "type": "function", "function": call}]
-    assert (result["role"], result["tool_call_id"], result["content"]) == ("tool", "room", "17")
-
-
 RESPONSE_TOOLS: list[Any] = [
     {"type": "function", "name": name, "parameters": schema, "strict": True} for name, schema in SCHEMAS.items()
 ]
