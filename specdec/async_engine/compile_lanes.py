@@ -95,7 +95,7 @@ class Compilation(Generic[T]):
             CancelledCompilation: it was cancelled.
             EOFError: the process could not be started.
         """
-        form, pid = self.params.form, connection.recv()
+        form, pid = self.params.shown_form, connection.recv()
         with self._lock:
             self.pid = pid
             if self._is_cancelled:
@@ -112,7 +112,7 @@ class Compilation(Generic[T]):
             self.check()
             raise ParameterError(
                 _FIELD,
-                f"structured_outputs.{form} cannot be compiled: its process ended, by a fault or for want of memory "
+                f"{form} cannot be compiled: its process ended, by a fault or for want of memory "
                 f"(limit {MEMORY >> 20} MiB); make it smaller",
             ) from None
         finally:
@@ -158,7 +158,7 @@ class CompileLanes:
                 if source is None:
                     raise ParameterError(
                         _FIELD,
-                        f"structured_outputs.{compilation.params.form} was not compiled within "
+                        f"{compilation.params.shown_form} was not compiled within "
                         f"structured_compile_timeout, {timeout:g} seconds; make it smaller, or start the engine with a "
                         "larger one",
                     )

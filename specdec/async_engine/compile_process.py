@@ -45,11 +45,11 @@ def _answer(params: StructuredOutputsParams, tokens: "TokenizerInfo", setup: Com
             compiled = source.compiled(tokens, 1)
             if most is not None and (size := len(compiled.serialize_json())) > most:
                 remedy = f"with several ranks at most {most} are supported; make it smaller"
-                return Refusal(f"structured_outputs.{params.form} has {size} bytes when it is compiled; {remedy}")
+                return Refusal(f"{params.shown_form} has {size} bytes when it is compiled; {remedy}")
     except (ValueError, MemoryError) as error:
         if isinstance(error, MemoryError) or "std::bad_alloc" in str(error):
             needs = f"needs more than {setup.memory >> 20} MiB of memory to be compiled"
-            return Refusal(f"structured_outputs.{params.form} {needs}; make it smaller")
+            return Refusal(f"{params.shown_form} {needs}; make it smaller")
         return Refusal(str(error))
     return source
 

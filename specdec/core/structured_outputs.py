@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specdec.core.call_forms import ForcedCalls
 from specdec.json_schema.schema import Schema, SchemaError
 from specdec.kernels.types.settings import (
     Foreign,
@@ -19,6 +20,7 @@ from specdec.kernels.types.settings import (
 _CHECKED_BYTES = 1 << 18
 # Fields of which a request gives exactly one.
 FORMS = ("json", "regex", "choice", "grammar", "json_object")
+_ALL_FORMS = (*FORMS, "calls")
 
 _FOREIGN = {
     "disable_fallback": Foreign("there is one backend and no fallback; leave it out", (False, True)),
@@ -35,6 +37,9 @@ class StructuredOutputsParams:
     `json_object` is given. The output follows it from its first token to its end.
 
     That no value follows a schema, or that a text is no grammar, is seen when a request begins.
+
+    Attributes:
+        calls: forced tool calls, in place of the others; see `specdec.core.call_grammar.forced_calls`.
 
     Raises:
         ValueError: none of them or several, a value of another type, or a schema with a keyword that is not supported.
@@ -53,10 +58,11 @@ class StructuredOutputsParams:
         "and less text is drafted for free.",
         flags="",
     )
+    calls: ForcedCalls | None = None
 
     def __post_init__(self) -> None:
         check_settings(self)
-        given = [name for name in FORMS if getattr(self, name) not in (None, False)]
+        given = [name for name in _ALL_FORMS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             what = " and ".join(given) if given else "none"
             raise ParameterError(
@@ -73,13 +79,19 @@ class StructuredOutputsParams:
     @property
     def form(self) -> str:
         """Name of the field that is given."""
-        return next(name for name in FORMS if getattr(self, name) not in (None, False))
+        return next(name for name in _ALL_FORMS if getattr(self, name) not in (None, False))
+
+    @property
+    def shown_form(self) -> str:
+        """The field that is given, as messages name it."""
+        return "tools" if self.calls is not None else f"structured_outputs.{self.form}"
 
     @property
     def num_bytes(self) -> int:
         """Size of the form as it was given, in bytes of UTF-8."""
-        given = getattr(self, self.form)
-        texts = given if self.form == "choice" else (str(given),)
+        texts = self.choice or [str(getattr(self, self.form))]
+        if self.calls is not None:
+            texts = [text for function in self.calls.functions for text in function]
         return sum(len(text.encode(errors="surrogatepass")) for text in texts)
 
     def _checked_choice(self) -> tuple[str, ...]:

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from specdec.core.call_grammar import FORMS, forced_calls, form_name
+from specdec.core.call_forms import FORMS, form_name
+from specdec.core.call_grammar import forced_calls
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.tool_choice import Function, read_tool_choice
 from specdec.models.tokenizer import Tokenizer

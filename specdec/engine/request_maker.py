@@ -182,7 +182,7 @@ class RequestMaker:
         if form.num_bytes > most:
             raise ParameterError(
                 "structured_outputs",
-                f"structured_outputs.{form.form} has {form.num_bytes} bytes, more than structured_max_bytes, {most}; "
+                f"{form.shown_form} has {form.num_bytes} bytes, more than structured_max_bytes, {most}; "
                 "make it smaller, or start the engine with a larger one",
             )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from specdec.core.call_grammar import calls_grammar
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.json_schema.gbnf import grammar_text
 from specdec.json_schema.schema import SchemaError
@@ -48,6 +49,8 @@ def grammar_source(params: StructuredOutputsParams) -> GrammarSource:
     Raises:
         ValueError: a schema that cannot be followed.
     """
+    if params.calls is not None:
+        return GrammarSource("gbnf", calls_grammar(params.calls))
     if params.regex is not None:
         return GrammarSource("regex", params.regex)
     if params.grammar is not None:
@@ -74,5 +77,5 @@ def one_line_errors(params: StructuredOutputsParams) -> Iterator[None]:
         line = next(iter(str(error).splitlines()), "") or type(error).__name__
         reason = re.sub(r"^\[[\d:]+\] \S+: ", "", line).removeprefix("Check failed: ")[:_LONGEST_REASON]
         raise ParameterError(
-            "structured_outputs", f"structured_outputs.{params.form} cannot be followed: {reason}; correct it"
+            "structured_outputs", f"{params.shown_form} cannot be followed: {reason}; correct it"
         ) from None

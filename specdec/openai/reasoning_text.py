@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from specdec.core.call_grammar import CallForm
+from specdec.core.call_forms import CallForm
 from specdec.core.reasoning import ReasoningParser, reasoning_parser
 from specdec.core.sampling_params import SamplingParams
 from specdec.tool_calls.tagged_calls import Item, ToolParser, begun_tag

@@ -66,7 +66,7 @@ class ToolFields(SamplingFields):
             special: its tags that are special tokens of the tokenizer.
 
         Raises:
-            ApiError: a function whose parameters cannot be followed, or another form of output.
+            ApiError: a function whose name or parameters are of a wrong type, or another form of output.
         """
         calls = self.calls
         if not calls.is_forced:

@@ -43,7 +43,7 @@ async def prepared_chat(body: ChatRequest, request: Request) -> tuple[list[int],
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = body.sampling_params(
         {"max_tokens": None, **service.defaults},
-        await service.forced_calls(body),
+        body.forced_calls(service.served.tool_parser, service.tool_tags),
         max_tokens=limit,
         logprobs=body.num_logprobs,
         prediction=None if body.prediction is None else body.prediction.text(),

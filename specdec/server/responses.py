@@ -24,7 +24,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     limit = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
     params = body.sampling_params(
         {"max_tokens": None, **service.defaults},
-        await service.forced_calls(body),
+        body.forced_calls(service.served.tool_parser, service.tool_tags),
         max_tokens=limit,
         logprobs=body.num_logprobs,
     )

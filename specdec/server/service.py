@@ -15,12 +15,11 @@ from specdec.async_engine.async_llm import AsyncLLM
 from specdec.async_engine.errors import EngineDeadError
 from specdec.async_engine.text_lanes import SHORT_TEXT
 from specdec.config import EngineConfig
-from specdec.core.call_grammar import form_name
+from specdec.core.call_forms import form_name
 from specdec.core.engine_stats import EngineStats
 from specdec.core.errors import QueueFullError
 from specdec.core.outputs import CompletionOutput, RequestOutput
 from specdec.core.sampling_params import SamplingParams
-from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.openai.completion_request import Prompt
 from specdec.openai.connection import while_connected
 from specdec.openai.errors import ApiError, bad_request
@@ -30,7 +29,6 @@ from specdec.openai.request_model import RequestModel
 from specdec.openai.sampling_fields import SamplingFields
 from specdec.openai.scoring_request import ScoringRequest
 from specdec.openai.served_model import ServedModel
-from specdec.openai.tool_fields import ToolFields
 from specdec.server.adapters import ServedAdapters
 from specdec.server.chat_templates import read_chat_template
 from specdec.server.merged import merged
@@ -121,16 +119,6 @@ class Service:
                     "back as text; set --tool-call-parser to its form, or to none (shown once)"
                 )
             self._has_warned_of_tools = True
-
-    async def forced_calls(self, body: ToolFields) -> StructuredOutputsParams | None:
-        """Return the form of an answer that must be calls, None for another. Many tools take time, so a thread does it.
-
-        Raises:
-            ApiError: see `ToolFields.forced_calls`.
-        """
-        if not body.calls.is_forced:
-            return None
-        return await asyncio.to_thread(body.forced_calls, self.served.tool_parser, self.tool_tags)
 
     def begin_thinking(self, params: SamplingParams, prompt: list[int], template_arguments: dict[str, Any]) -> None:
         """Set whether the answer to a conversation begins with thinking, and keep the marks in its text.

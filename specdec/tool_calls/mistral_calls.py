@@ -3,7 +3,7 @@
 import re
 from typing import ClassVar
 
-from specdec.core.call_grammar import CallForm
+from specdec.core.call_forms import CallForm
 from specdec.json_schema.characters import json_text
 from specdec.tool_calls.tagged_calls import TaggedCalls
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from specdec.core.call_grammar import CallForm
+from specdec.core.call_forms import CallForm
 from specdec.tool_calls.tagged_calls import Item
 from specdec.tool_calls.tool_call_reader import CallArguments, CallStart, argument_text
 

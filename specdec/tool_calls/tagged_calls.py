@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
-from specdec.core.call_grammar import HERMES, LISTED, LLAMA3, CallForm
+from specdec.core.call_forms import HERMES, LISTED, LLAMA3, CallForm
 from specdec.tool_calls.tool_call_reader import CallPiece, CallReader, Reading
 
 Item = str | CallPiece

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
-from specdec.core.call_grammar import CallForm, form_name
+from specdec.core.call_forms import CallForm, form_name
 from specdec.core.tool_choice import ToolChoice
 from specdec.tool_calls.mistral_calls import MistralParser
 from specdec.tool_calls.pythonic_calls import PythonicParser

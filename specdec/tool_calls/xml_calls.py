@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from specdec.core.call_grammar import HERMES, CallForm
+from specdec.core.call_forms import HERMES, CallForm
 from specdec.tool_calls.tagged_calls import SteppedParser, begun_tag
 from specdec.tool_calls.tool_call_reader import CallArguments, CallStart
 

@@ -14,7 +14,9 @@ from specdec import LLM, SamplingParams, StructuredOutputsParams
 from specdec.async_engine import compile_lanes
 from specdec.async_engine.compile_lanes import NUM_LONG, NUM_QUICK
 from specdec.async_engine.messages import Heartbeat, decode_from_engine
+from specdec.core.call_grammar import forced_calls
 from specdec.core.commands import CheckIntegrity, Integrity, Refused
+from specdec.core.tool_choice import Function, ToolChoice
 from tests.specdec.async_engine.loop_peer import WAIT_MS, Peer, add, call
 from tests.specdec.async_engine.served import SETTINGS, SHORT
 from tests.specdec.world import World
@@ -28,6 +30,13 @@ def endless(index: int) -> StructuredOutputsParams:
 
 
 ENDLESS = endless(1)
+ENDLESS_CALLS = forced_calls(
+    ToolChoice("required"),
+    [Function("f", {"type": "object", "properties": {"x": {"enum": ["a" * 40 + "!"], "pattern": "^(a+)+$"}}})],
+    None,
+    {},
+    is_single=False,
+)
 CHAIN = [f'r{i} ::= r{i + 1} | "name of property {i}" r{i + 1}' for i in range(3500)]
 # Most of a minute in xgrammar 0.2.8.
 LARGE = StructuredOutputsParams(grammar="\n".join(["root ::= r0", *CHAIN, 'r3500 ::= "."']))
@@ -153,6 +162,8 @@ def test_limits_are_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None
     late = r"^structured_outputs.json was not compiled within structured_compile_timeout, 2 seconds; make it smaller"
     with pytest.raises(ValueError, match=late):
         raise ValueError(refusal(peer, 1, ENDLESS))
+    # Schemas of tools have the same limits.
+    assert refusal(peer, 2, ENDLESS_CALLS).startswith("tools was not compiled within structured_compile_timeout, 2 sec")
     reason = refusal(peer, 3, LARGE)
     assert reason == "structured_outputs.grammar needs more than 8 MiB of memory to be compiled; make it smaller"
     large = StructuredOutputsParams(choice=["a" * 150_000, "b" * 50_001])

@@ -10,7 +10,8 @@ from jsonschema import validate
 from openai import BadRequestError, OpenAI
 
 from specdec import SamplingParams
-from specdec.core.call_grammar import CallForm, forced_calls
+from specdec.core.call_forms import CallForm
+from specdec.core.call_grammar import forced_calls
 from specdec.core.tool_choice import Function, ToolChoice
 from specdec.openai.chat_request import ChatRequest
 from specdec.openai.responses_request import ResponsesRequest
@@ -229,6 +230,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         {**tool({"type": "object", "properties": {"a": {"not": {}}}}), "tool_choice": "required"},
         "tools",
         "tools: the parameters of 'taxi' cannot be followed as an object: at '/properties/a', 'not' is not supported",
+    ),
+    # Before a grammar is made of it.
+    "large": (
+        {**tool({"type": "object", "properties": {"a": {"enum": ["b" * (1 << 18)]}}}), "tool_choice": "required"},
+        "tools",
+        "tools has 262206 bytes, more than structured_max_bytes, 262144; make it smaller",
     ),
     "no object": ({**tool({"type": "string"}), "tool_choice": TAXI}, "tools", "'taxi' cannot be followed as an object"),
     "no schema": ({**tool([1]), "tool_choice": TAXI}, "tools", "parameters of 'taxi' are [1]; they must be a JSON"),

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
-from specdec.core.call_grammar import HERMES, LLAMA3, CallForm, forced_calls
+from specdec.core.call_forms import HERMES, LLAMA3, CallForm
+from specdec.core.call_grammar import forced_calls
 from specdec.core.tool_choice import Function, ToolChoice
 from tests.profiles import num_cases
 from tests.specdec.structured.checkpoints import EOS, Bytes, load

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec import LLM, SamplingParams, StructuredOutputsParams
-from specdec.core.call_grammar import HERMES, forced_calls
+from specdec.core.call_forms import HERMES
+from specdec.core.call_grammar import forced_calls
 from specdec.core.reasoning import ReasoningParser
 from specdec.core.tool_choice import Function, ToolChoice
 from specdec.draft_heads.drafting.draft_shape import DraftShape

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from xgrammar import CompiledGrammar
 
-from specdec.core.call_grammar import HERMES, LLAMA3, CallForm, forced_calls
+from specdec.core.call_forms import HERMES, LLAMA3, CallForm
+from specdec.core.call_grammar import forced_calls
 from specdec.core.tool_choice import Function, ToolChoice, read_tool_choice
 from specdec.openai.replies import FunctionCall
 from specdec.tool_calls.tool_call_reader import CallArguments, CallStart

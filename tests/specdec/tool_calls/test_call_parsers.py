@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.core.call_grammar import form_name
+from specdec.core.call_forms import form_name
 from specdec.tool_calls import pythonic_calls
 from specdec.tool_calls.mistral_calls import MistralParser
 from specdec.tool_calls.pythonic_calls import PythonicParser
