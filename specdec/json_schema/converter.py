@@ -34,6 +34,8 @@ from specdec.json_schema.values import Values, check_patterns, is_type
 MOST_COUNTED = 10_000
 # Greatest divisor of numbers without bounds, each remainder of which is a rule.
 MOST_REMAINDERS = 1000
+# Greatest count of a repetition in xgrammar, which holds counts in 32 bits. No output is longer.
+MOST_REPEATED = (1 << 31) - 1
 _ALL = frozenset(TYPES) - {"integer"}
 
 
@@ -202,9 +204,9 @@ class Converter:
     def _number(self, schema: Mapping[str, Any], place: str, is_whole_number: bool) -> Node:
         bounds, multiple = number_bounds(schema, place)
         if not is_whole_number and "multipleOf" not in schema:
-            found = numbers(bounds)
+            found = numbers(bounds, self._named)
         else:
-            listed = whole_numbers(bounds, multiple)
+            listed = whole_numbers(bounds, self._named, multiple)
             found = self._multiples(bounds, multiple, place) if listed is None else listed
         return self._contradiction(place, "the bounds") if not matches_text(found, self.rules) else found
 
@@ -230,7 +232,7 @@ class Converter:
             else:
                 content = self._pattern(schema["pattern"], f"{place}/pattern")
             return seq(Text('"'), content, Text('"'))
-        least, most = int(schema.get("minLength", 0)), _whole(schema.get("maxLength"))
+        least, most = _counts(schema, "Length", place)
         if most is not None and least > most:
             return self._contradiction(place, f"minLength {least} and maxLength {most}")
         return seq(Text('"'), Repeat(Rule("character"), least, most), Text('"'))
@@ -245,7 +247,7 @@ class Converter:
         first = [self._child(part, f"{place}/prefixItems/{i}") for i, part in enumerate(schema.get("prefixItems", []))]
         keyword = "items" if "items" in schema else "unevaluatedItems"
         rest = self._child(schema.get(keyword, True), f"{place}/{keyword}")
-        least, most = int(schema.get("minItems", 0)), _whole(schema.get("maxItems"))
+        least, most = _counts(schema, "Items", place)
         if most is not None and least > most:
             return self._contradiction(place, f"minItems {least} and maxItems {most}")
         return self._list(first, rest, least, most)
@@ -284,7 +286,7 @@ class Converter:
             return self._contradiction(place, "'propertyNames' and 'required'")
         free = self._free_pairs(schema, place, names)
         pairs = [(key, self._child(properties[key], f"{place}/properties/{key}")) for key in names]
-        least, most = int(schema.get("minProperties", 0)), _whole(schema.get("maxProperties"))
+        least, most = _counts(schema, "Properties", place)
         if most is not None and (least > most or len(required) > most):
             return self._contradiction(place, f"minProperties {least}, maxProperties {most} and required")
         if free and least > len(required) + 1:
@@ -389,5 +391,9 @@ def _endless(character: Node, name: str) -> Node:
     return Before(alt(Text('"'), seq(character, Rule(name))), following)
 
 
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
+def _counts(schema: Mapping[str, Any], what: str, place: str) -> tuple[int, int | None]:
+    """Return the least and the greatest number of characters, items or properties; None for any."""
+    least, most = int(schema.get(f"min{what}", 0)), schema.get(f"max{what}")
+    if least > MOST_REPEATED:
+        raise SchemaError(place, f"min{what} is {least!s:.50}; it must be below 2^31")
+    return least, None if most is None or most > MOST_REPEATED else int(most)

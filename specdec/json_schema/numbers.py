@@ -1,8 +1,8 @@
 """Grammars of JSON numbers between bounds. Pure Python."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from specdec.json_schema.gbnf import EMPTY, Alt, Chars, Node, Repeat, Rule, Text, alt, optional, seq
 
@@ -19,17 +19,26 @@ NUMBER = seq(
 PLACES, EXACT = 6, 15
 # Most values of `multipleOf` that are listed, and the greatest divisor without bounds.
 MOST_LISTED = 1000
-# Digits of a bound.
-MOST_DIGITS = 400
+# Digits of a bound before the point and behind it: a grammar of more takes seconds to compile.
+MOST_DIGITS, MOST_BEHIND = 400, 100
+# Digits after which the rest of a number is a rule of its own: nodes within each other are read by recursion.
+_DEEPEST = 16
+# Makes a rule of a node.
+Named: TypeAlias = Callable[[Node], Node]
 
 
 class Bounds(NamedTuple):
-    """Bounds of a number; None is no bound. An open one is outside."""
+    """Bounds of a number; None is no bound. An open one is outside.
+
+    Attributes:
+        are_floats: whether they are floats and not open, so that a number between them is one when it is read as float.
+    """
 
     low: Decimal | None
     high: Decimal | None
     low_open: bool = False
     high_open: bool = False
+    are_floats: bool = False
 
     def scaled(self, places: int) -> tuple[int | None, int | None]:
         """Return the least and the greatest number within the bounds, in units of that many decimal places."""
@@ -47,11 +56,11 @@ class Bounds(NamedTuple):
         return low, high
 
 
-def whole_numbers(bounds: Bounds, multiple: int = 1) -> Node | None:
+def whole_numbers(bounds: Bounds, named: Named, multiple: int = 1) -> Node | None:
     """Return whole numbers within bounds that are multiples; None if these are too many to list."""
     low, high = bounds.scaled(0)
     if multiple == 1:
-        return WHOLE if low is None and high is None else _signed(low, high, 0)
+        return WHOLE if low is None and high is None else _signed(low, high, 0, named)
     if low is not None and high is not None and (high - low) // multiple < MOST_LISTED:
         first = -(-low // multiple) * multiple
         return Alt(tuple(Text(str(value)) for value in range(first, high + 1, multiple)))
@@ -71,82 +80,90 @@ def multiples(multiple: int, rules: dict[str, Node]) -> tuple[Node, Node]:
     return positive, alt(Text("0"), positive)
 
 
-def numbers(bounds: Bounds) -> Node:
+def numbers(bounds: Bounds, named: Named) -> Node:
     """Return decimal numbers within bounds, without exponents."""
     ends = [end for end in (bounds.low, bounds.high) if end is not None]
     if not ends:
         return NUMBER
     before = max(max(end.adjusted() + 1, 1) for end in ends)
-    places = max(*(max(0, -int(end.as_tuple().exponent)) for end in ends), min(PLACES, EXACT - before), 0)
+    more = PLACES if bounds.are_floats else min(PLACES, EXACT - before)
+    places = max(*(max(0, -int(end.as_tuple().exponent)) for end in ends), more, 0)
     low, high = bounds.scaled(places)
-    return _signed(low, high, places)
+    return _signed(low, high, places, named)
 
 
-def _signed(low: int | None, high: int | None, places: int) -> Node:
+def _signed(low: int | None, high: int | None, places: int, named: Named) -> Node:
     parts: list[Node] = []
     if high is None or high >= 0:
-        parts.append(Alt(tuple(_unsigned(max(low or 0, 0), high, places))))
+        parts.append(Alt(tuple(_unsigned(max(low or 0, 0), high, places, named))))
     if low is None or low < 0:
         least = 1 if high is None else max(-high, 1)
-        parts.append(seq(Text("-"), Alt(tuple(_unsigned(least, None if low is None else -low, places)))))
+        parts.append(seq(Text("-"), Alt(tuple(_unsigned(least, None if low is None else -low, places, named)))))
     return Alt(tuple(parts))
 
 
-def _unsigned(low: int, high: int | None, places: int) -> Iterator[Node]:
+def _unsigned(low: int, high: int | None, places: int, named: Named) -> Iterator[Node]:
     """Yield numbers from `low` to `high` in units of the last decimal place, by their digits before the point."""
     if high is not None and low > high:
         return
     size = max(len(str(low)) - places, 1)
     last = size if high is None else max(len(str(high)) - places, 1)
-    for digits in range(size, last + 1):
+    for digits in dict.fromkeys((size, last)):
         least = 0 if digits == 1 else 10 ** (digits - 1 + places)
         most = 10 ** (digits + places) - 1
         first, end = max(low, least), most if high is None else min(high, most)
-        yield _between(f"{first:0{digits + places}d}", f"{end:0{digits + places}d}", places)
-    if high is None:
+        yield _between(f"{first:0{digits + places}d}", f"{end:0{digits + places}d}", places, named)
+    # Any number with more digits than the least and fewer than the greatest.
+    if high is None or last > size + 1:
         fraction = optional(seq(Text("."), Repeat(DIGIT, 1, places))) if places else EMPTY
-        yield seq(Chars(((49, 57),)), Repeat(DIGIT, last, None), fraction)
+        yield seq(Chars(((49, 57),)), Repeat(DIGIT, size, None if high is None else last - 2), fraction)
 
 
-def _between(low: str, high: str, places: int) -> Node:
+def _between(low: str, high: str, places: int, named: Named) -> Node:
     """Return numbers between two of the same number of digits, the last `places` of which stand behind a point.
 
     Zeros at the end of a fraction may be there or not.
     """
     size = len(low)
 
-    def ending(left: int) -> Node:
-        """Any digits in the last `left` places."""
+    def ending(left: int, digit: Node = DIGIT) -> Node:
+        """Any digits, or all the same one, in the last `left` places."""
         whole, fraction = max(left - places, 0), min(left, places)
         if not fraction:
-            return Repeat(DIGIT, whole, whole) if whole else EMPTY
+            return Repeat(digit, whole, whole) if whole else EMPTY
         if left >= places:
-            return seq(Repeat(DIGIT, whole, whole), optional(seq(Text("."), Repeat(DIGIT, 1, fraction))))
-        return Repeat(DIGIT, 0, fraction)
+            return seq(Repeat(digit, whole, whole), optional(seq(Text("."), Repeat(digit, 1, fraction))))
+        return Repeat(digit, 0, fraction)
 
     def tail(at: int, is_low: bool, is_high: bool) -> Node:
         """Digits from place `at`, where those before are the bounds' so far."""
-        left = size - at
-        if not (is_low or is_high):
+        left, starts_low = size - at, not is_low or not low[at:].strip("0")
+        if starts_low and not (is_high and high[at:].strip("9")):
             return ending(left)
-        if left == 0:
-            return EMPTY
-        can_end = left <= places and (not is_low or not low[at:].strip("0"))
+        if starts_low and not high[at:].strip("0"):
+            return ending(left, Text("0"))
+        can_end = left <= places and starts_low
         first = int(low[at]) if is_low else 0
         last = int(high[at]) if is_high else 9
         parts: list[Node] = []
         inner = list(range(first, last + 1))
         if is_low:
-            parts.append(seq(Text(str(first)), tail(at + 1, True, is_high and first == last)))
+            parts.append(seq(Text(str(first)), after.get((True, is_high and first == last), EMPTY)))
             inner = [digit for digit in inner if digit != first]
         if is_high and inner:
-            parts.append(seq(Text(str(last)), tail(at + 1, False, True)))
+            parts.append(seq(Text(str(last)), after.get((False, True), EMPTY)))
             inner = [digit for digit in inner if digit != last]
         if inner:
-            parts.append(seq(Chars(((48 + inner[0], 48 + inner[-1]),)), tail(at + 1, False, False)))
+            parts.append(seq(Chars(((48 + inner[0], 48 + inner[-1]),)), ending(left - 1)))
         digits: Node = Alt(tuple(parts))
         if left == places:
             digits = seq(Text("."), digits)
-        return optional(digits) if can_end else digits
+        found = optional(digits) if can_end else digits
+        return found if left % _DEEPEST else named(found)
 
-    return tail(0, True, True)
+    # Tails from the place after, by whether the digits before are those of the low and of the high bound.
+    after: dict[tuple[bool, bool], Node] = {}
+    for at in reversed(range(size)):
+        ends = [(True, True)] if low[:at] == high[:at] else [(True, False), (False, True)]
+        after = {end: tail(at, *end) for end in ends}
+    return after[True, True]

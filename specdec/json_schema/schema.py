@@ -96,11 +96,11 @@ def _is_of_kind(kind: str, value: Any) -> bool:
         case "true or false":
             return isinstance(value, bool)
         case "a number":
-            return is_number(value) and isfinite(value)
+            return _is_finite(value)
         case "a number above 0":
-            return is_number(value) and isfinite(value) and value > 0
+            return _is_finite(value) and value > 0
         case "a whole number, at least 0":
-            return is_number(value) and isfinite(value) and is_whole(value) and value >= 0
+            return _is_finite(value) and is_whole(value) and value >= 0
         case "a regular expression":
             return _is_pattern(value)
         case "a JSON type or a list of them":
@@ -119,6 +119,11 @@ def _is_of_kind(kind: str, value: Any) -> bool:
             return isinstance(value, Mapping)
         case _:
             return isinstance(value, Mapping) and all(_is_pattern(key) for key in value)
+
+
+def _is_finite(value: Any) -> bool:
+    # A whole number may be larger than any float.
+    return is_number(value) and (isinstance(value, int) or isfinite(value))
 
 
 def _is_pattern(value: Any) -> bool:

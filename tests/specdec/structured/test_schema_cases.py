@@ -1,12 +1,16 @@
 """Schemas that were followed in part: each keyword beside the others is followed, or refused by name."""
 
 import re
+import sys
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from tests.specdec.structured.byte_grammars import accepts, compiled
 
+LARGEST, THREES = sys.float_info.max, int(400 * "3")
+LARGEST_DIGITS = format(Decimal(repr(LARGEST)), "f")
 # A schema, texts that its grammar accepts and texts that it does not.
 FOLLOWED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "a quote in a pattern": ({"type": "string", "pattern": '^a"b$'}, [r'"a\"b"'], ['"a"b"']),
@@ -64,6 +68,30 @@ FOLLOWED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["-0.5", "-0.499", "0", "0.0", "12", "12.249999", "9.50"],
         ["-0.51", "-1", "12.25", "12.3", "13", "1e1"],
     ),
+    "bounds of floats": (
+        {"type": "number", "minimum": -LARGEST, "maximum": LARGEST},
+        ["-1.5", "0", "3.25", LARGEST_DIGITS, f"-{LARGEST_DIGITS}.0", "17" + 306 * "9" + ".5"],
+        ["18" + 307 * "0", f"{LARGEST_DIGITS[:17]}1{LARGEST_DIGITS[18:]}", f"{LARGEST_DIGITS}.01", 310 * "1"],
+    ),
+    "bounds of many digits": (
+        {"type": "integer", "minimum": -(10**399), "maximum": THREES},
+        ["0", str(THREES), 400 * "2", "-1" + 399 * "0"],
+        [str(THREES + 1), 400 * "4", "-1" + 398 * "0" + "1"],
+    ),
+    "a small bound": (
+        {"type": "number", "minimum": 1e-100},
+        ["0." + 99 * "0" + "1", "0.1", "12.5"],
+        ["0", "0." + 99 * "0", "-1", "0." + 100 * "0" + "1"],
+    ),
+    "whole numbers larger than floats": (
+        {"enum": [10**320, 3], "minimum": 4, "maximum": 10**330},
+        [str(10**320)],
+        ["3"],
+    ),
+    # xgrammar takes 2^32 + 2 for 2.
+    "many characters": ({"type": "string", "maxLength": (1 << 32) + 2}, ['"abc"'], ["1"]),
+    "many items": ({"type": "array", "maxItems": 10**12}, ["[1, 2, 3]"], ["1"]),
+    "many names": ({"type": "object", "maxProperties": 1 << 31}, ['{"a": 1, "b": 2}'], ["1"]),
     "whole numbers by a fraction": (
         {"type": "integer", "minimum": 0.5, "exclusiveMaximum": 3},
         ["1", "2"],
@@ -143,6 +171,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a group read again": ({"type": "string", "pattern": r"(a)\1"}, r"'\1' is not supported"),
     "an end in the middle": ({"type": "string", "pattern": "a^b"}, "'^' in the middle is not supported"),
     "flags": ({"type": "string", "pattern": "(?i)a"}, "'(?i)' is not supported"),
+    "a bound that is too small": (
+        {"type": "number", "minimum": 1e-101},
+        "the bound 1E-101 is not supported; give it at",
+    ),
+    "a bound that is too large": (
+        {"type": "integer", "maximum": 10**400},
+        "at most 400 digits before the point and 100",
+    ),
+    "characters beyond counting": (
+        {"type": "string", "minLength": (1 << 32) + 2},
+        "minLength is 4294967298; it must be below 2^31",
+    ),
+    "items beyond counting": ({"type": "array", "minItems": 10**400}, "minItems is 1000"),
+    "names beyond counting": ({"type": "object", "minProperties": 1 << 31}, "minProperties is 2147483648; it must"),
     "multipleOf in fractions": ({"type": "number", "multipleOf": 0.01}, "multipleOf is 0.01; only whole numbers"),
     "multipleOf beside one far bound": (
         {"type": "integer", "multipleOf": 3, "minimum": 10},
