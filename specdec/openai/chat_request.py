@@ -1,6 +1,8 @@
 """Body of `/v1/chat/completions`: messages, tools and their options."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
 
 from specdec.core.chat_content import part_texts
 from specdec.openai.errors import ApiError
@@ -32,11 +34,17 @@ class ChatMessageIn(RequestModel):
     tool_calls: Objects[dict[str, Any]] | None = None
 
 
+def _check_name(function: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(function.get("name"), str):
+        raise ValueError(f"a function's name is {function.get('name')!r:.60}; it must be text")
+    return function
+
+
 class Tool(RequestModel):
     """A tool that the model may call."""
 
     type: Literal["function"]
-    function: dict[str, Any]
+    function: Annotated[dict[str, Any], AfterValidator(_check_name)]
 
 
 class Prediction(RequestModel):

@@ -109,6 +109,8 @@ class ServedAdapters:
             try:
                 await self._llm.remove_lora(adapter.lora_int_id)
             except EngineDeadError as error:
+                # The client may try again.
+                self._served[name] = adapter
                 raise ApiError(503, str(error), code="engine_dead") from None
 
     def _check_allowed(self) -> None:

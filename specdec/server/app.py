@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from specdec import __version__
 from specdec.openai.errors import ClientGoneError
 from specdec.server import chat, completions, messages, operations, page_route, responses, scoring
-from specdec.server.error_handlers import on_client_gone, on_http_error, on_invalid_request, on_unexpected_error
+from specdec.server.error_handlers import on_client_gone, on_http_error, on_invalid_request
 from specdec.server.gate import Gate
 from specdec.server.openapi import describe
 from specdec.server.service import Service
@@ -24,7 +24,6 @@ def build_app(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid_request)
     app.add_exception_handler(ClientGoneError, on_client_gone)
-    app.add_exception_handler(Exception, on_unexpected_error)
     describe(app, has_keys=bool(service.settings.api_key))
     app.add_middleware(Gate, settings=service.settings, metrics=service.metrics)
     if origins := service.settings.allowed_origins:

@@ -27,9 +27,13 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     limit = service.settings.request_timeout
     work = service.tokens(request, given, special, may_be_longer=params.truncate_prompt_tokens is not None)
     prompts = await service.tokenized(request, work)
-    if params.truncate_prompt_tokens is not None:
-        prompts = [tokens[-params.truncate_prompt_tokens :] for tokens in prompts]
-    texts = [prompt if isinstance(prompt, str) else None for prompt in given]
+    most = params.truncate_prompt_tokens or max(map(len, prompts))
+    # The text of what is left of a prompt is that of its tokens.
+    texts = [
+        prompt if isinstance(prompt, str) and len(tokens) <= most else None
+        for prompt, tokens in zip(given, prompts, strict=True)
+    ]
+    prompts = [tokens[-most:] for tokens in prompts]
     answer_id = f"cmpl-{request.state.request_id}"
     answer = CompletionAnswer(answer_id, service.served, body, texts, prompts, params)
     states = service.run(answer_id, prompts, params, request, body)

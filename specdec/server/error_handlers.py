@@ -1,6 +1,5 @@
 """Answers to errors that routes raise, for FastAPI's exception handlers."""
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +8,6 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from specdec.openai.errors import CLIENT_GONE, ApiError, ClientGoneError, error_response, note_outcome, path_of
-
-logger = logging.getLogger(__name__)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
@@ -31,14 +28,6 @@ async def on_client_gone(request: Request, error: Exception) -> Response:
     assert isinstance(error, ClientGoneError)
     note_outcome(request.scope, error)
     return Response(status_code=CLIENT_GONE)
-
-
-async def on_unexpected_error(request: Request, error: Exception) -> Response:
-    """Answer our own bugs without telling the client more than that."""
-    name = request.state.request_id
-    fields = {"request_id": name, "method": request.method, "path": request.url.path}
-    logger.error("%s %s failed, request %s", request.method, request.url.path, name, exc_info=error, extra=fields)
-    return error_response(ApiError(500, "the server failed; its log has the reason"), path_of(request.scope))
 
 
 def _described(errors: Sequence[Any]) -> ApiError:

@@ -73,7 +73,17 @@ class Gate:
             note_outcome(scope, error)
             await error_response(error, path_of(scope))(scope, receive, send_with_id)
         else:
-            await self._app(inner, _again(body, receive), send_with_id)
+            try:
+                await self._app(inner, _again(body, receive), send_with_id)
+            except Exception as error:
+                # Our own bug: the client is told no more than that.
+                failure = ApiError(500, "the server failed; its log has the reason")
+                note_outcome(scope, failure)
+                fields = {"request_id": name, "method": scope["method"], "path": scope["path"]}
+                path = quote(scope["path"], errors="replace")
+                logger.error("%s %s failed, request %s", scope["method"], path, name, exc_info=error, extra=fields)
+                if not status:
+                    await error_response(failure, path_of(scope))(scope, receive, send_with_id)
         finally:
             seconds = time.perf_counter() - began
             status, reason = outcome(scope, status)

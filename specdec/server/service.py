@@ -331,10 +331,10 @@ class Service:
     async def metrics_page(self) -> bytes:
         """Return all metrics as text; those of an engine that does not answer soon are the last known."""
         # One question at a time: an engine that hangs would be asked by every scrape.
-        self._asking = self._asking or asyncio.create_task(self.llm.stats())
-        await asyncio.wait([self._asking], timeout=_STATS_TIMEOUT)
-        if self._asking.done():
-            asked, self._asking = self._asking, None
+        asked = self._asking = self._asking or asyncio.create_task(self.llm.stats())
+        await asyncio.wait([asked], timeout=_STATS_TIMEOUT)
+        if asked.done() and asked is self._asking:
+            self._asking = None
             self._stats = None if isinstance(asked.exception(), EngineDeadError) else asked.result()
         return self.metrics.page(self._stats, self.llm.num_restarts)
 

@@ -7,18 +7,33 @@ from specdec.core.call_forms import CallForm
 from specdec.json_schema.characters import json_text
 from specdec.tool_calls.tagged_calls import TaggedCalls
 
-_NAMED = re.compile(r"([\w.-]+)\s*(?:\[ARGS\])?\s*(?=\{)")
+_ID, _ARGUMENTS = "[CALL_ID]", "[ARGS]"
+_NAMED = re.compile(r"([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
 _LIST_END = re.compile(r"\A\s*\]")
+
+
+def _begun(tag: str, behind: str) -> str:
+    """Return the expression of the beginnings of a tag, and of the tag with what may stand behind it."""
+    for char in reversed(tag):
+        behind = f"(?:{re.escape(char)}{behind})?"
+    return behind
+
+
+_BEGUN_ARGUMENTS = _begun(_ARGUMENTS, r"\s*")
+_BEGUN_ID = _begun(_ID, rf"\s*(?:\w+\s*{_BEGUN_ARGUMENTS})?")
 # What may still become one.
-_BEGUN = re.compile(r"[\w.-]+\s*(\[(A(R(G(S(\]\s*)?)?)?)?)?)?")
+_BEGUN = re.compile(rf"[\w.-]+\s*(?:{_BEGUN_ID}|{_BEGUN_ARGUMENTS})")
 
 
 class MistralParser(TaggedCalls):
-    """Calls behind `[TOOL_CALLS]`: `[{"name": ..., "arguments": {...}}, ...]`, or in later models `NAME[ARGS]{...}`."""
+    """Calls behind `[TOOL_CALLS]`: `[{"name": ..., "arguments": {...}}, ...]`, or in later models `NAME[ARGS]{...}`.
+
+    Some write `[CALL_ID]` and an id of theirs behind the name; answers have ids of our own.
+    """
 
     FORM: ClassVar[CallForm | None] = None
     OPEN = "[TOOL_CALLS]"
-    INNER: ClassVar[tuple[str, ...]] = ("[ARGS]",)
+    INNER: ClassVar[tuple[str, ...]] = (_ID, _ARGUMENTS)
     BEFORE: ClassVar[str] = "["
     BEHIND: ClassVar[str] = ",;]"
 

@@ -12,6 +12,7 @@ from openai import NotFoundError, OpenAI
 from transformers import LlamaForCausalLM
 
 from specdec import LoRARequest, SamplingParams
+from specdec.async_engine.errors import EngineDeadError
 from specdec.cli.app import main
 from specdec.server.lora_modules import read_lora_modules
 from specdec.server.server_settings import ServerSettings
@@ -127,6 +128,21 @@ def test_adapters_are_loaded_and_unloaded_while_requests_run(served: Served, ada
         assert change(served, "unload", lora_name=name)[0] == 200
     assert change(served, "load", lora_name="taxis", lora_path=str(adapters[0]))[0] == 200
     served.wait_until_idle()
+
+
+def test_an_adapter_that_could_not_be_unloaded_is_still_served(
+    served: Served, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a client that tries again, as it is told to, finds it."""
+
+    async def dead(_: int) -> None:
+        raise EngineDeadError("it starts again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(served.llm, "remove_lora", dead)
+        assert change(served, "unload", lora_name="taxis")[0] == 503
+    assert change(served, "unload", lora_name="taxis")[0] == 200
+    assert change(served, "load", lora_name="taxis", lora_path=str(adapters[0]))[0] == 200
 
 
 def test_the_draft_model_may_be_adapted_too(

@@ -126,6 +126,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "top_logprobs": ({"top_logprobs": 2}, "top_logprobs"),
     "many logprobs": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     "forced": ({"tool_choice": "required"}, "tool_choice"),
+    "a name that is no text": ({"tools": [{"type": "function", "function": {"name": ["f"]}}]}, "tools"),
     "functions": ({"functions": [{"name": "f"}]}, "functions"),
     "temperature": ({"temperature": "hot"}, "temperature"),
     "n": ({"n": 2, "temperature": 0}, "n"),

@@ -1,5 +1,6 @@
 """An engine process that hangs, and one that has failed for good."""
 
+import asyncio
 import json
 import os
 import re
@@ -11,6 +12,8 @@ import pytest
 
 from specdec.async_engine.async_llm import AsyncLLM
 from specdec.cli.app import main
+from specdec.server.server_settings import ServerSettings
+from specdec.server.service import Service
 from tests.profiles import by_day
 from tests.specdec.server.running import PATIENCE, Served
 from tests.specdec.tiny_checkpoints import Tiny
@@ -50,6 +53,14 @@ def test_metrics_of_an_engine_that_hangs_are_the_last_known(engine: Served, monk
         server.send("GET", "/metrics")
         (after,) = METRIC.findall(server.send("GET", "/metrics")[2].decode())
         assert float(after) > float(before)
+
+
+def test_pages_of_metrics_that_are_asked_for_at_once_share_an_answer(engine: Served) -> None:
+    async def both(service: Service) -> list[bytes]:
+        return await asyncio.gather(service.metrics_page(), service.metrics_page())
+
+    pages = engine.call(both(Service(engine.llm, ServerSettings(), "tiny")))
+    assert all(METRIC.search(page.decode()) for page in pages)
 
 
 @pytest.mark.parametrize("log_format", by_day(["json", "text"], 1))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 
 import pytest
@@ -11,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from specdec.server.gate import ADMIN_PATHS, Gate
 from specdec.server.metrics import ServerMetrics
 from specdec.server.server_settings import ServerSettings
+from specdec.server.service import Service
 from tests.specdec.server.running import PATIENCE, Served
 
 BODY = {"prompt": "a", "max_tokens": 1}
@@ -195,3 +197,24 @@ def test_browsers_may_call_only_from_origins_that_are_named(engine: Served, serv
         assert found["access-control-allow-origin"] == "http://here"
         headers["Origin"] = "http://there"
         assert "access-control-allow-origin" not in open_server.send("OPTIONS", "/v1/completions", None, headers)[1]
+
+
+def test_our_own_bugs_are_answered_logged_and_counted(
+    engine: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(*_: object) -> bool:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Service, "abort", broken)
+    caplog.set_level(logging.INFO, "specdec")
+    headers = {"Origin": "http://here", "X-Request-Id": "buggy"}
+    with engine.again(allowed_origins=["http://here"]) as server:
+        status, found, reply = server.send("POST", "/abort", {"request_id": "x"}, headers)
+        page = server.send("GET", "/metrics")[2].decode()
+    assert (status, reply["error"]["message"]) == (500, "the server failed; its log has the reason")
+    assert (found["x-request-id"], found["access-control-allow-origin"]) == ("buggy", "http://here")
+    lines = [record.getMessage() for record in caplog.records]
+    assert "POST /abort failed, request buggy" in lines
+    assert any(line.startswith("POST /abort 500 in ") for line in lines)
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["a bug"]
+    assert 'specdec:http_requests_refused_total{status="500"} 1.0' in page

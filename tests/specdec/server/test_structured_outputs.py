@@ -53,6 +53,22 @@ def test_a_chat_follows_a_schema_as_the_offline_api_does(server: Served, client:
     assert again.choices[0].message.content == text
 
 
+def test_whole_numbers_may_be_larger_than_floats(server: Served) -> None:
+    schema = {"type": "object", "properties": {"n": {"const": 7, "maximum": 10**320}}, "required": ["n"]}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    calls = {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}],
+        "tool_choice": "required",
+    }
+    for given in ({"response_format": form}, {"structured_outputs": {"json": schema}}, calls):
+        body = json.dumps({"messages": TALK, "seed": 1, "parallel_tool_calls": False, **given}).encode()
+        status, _, reply = server.send("POST", "/v1/chat/completions", body)
+        assert status == 200, reply
+        message = reply["choices"][0]["message"]
+        text = message["tool_calls"][0]["function"]["arguments"] if given is calls else message["content"]
+        assert text == '{"n": 7}'
+
+
 def test_types_of_pydantic_come_back_parsed(client: OpenAI) -> None:
     reply = client.chat.completions.parse(model="tiny", messages=TALK, seed=1, response_format=Booking)
     assert isinstance(reply.choices[0].message.parsed, Booking)

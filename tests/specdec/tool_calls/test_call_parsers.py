@@ -110,6 +110,7 @@ MISTRAL: dict[str, Found] = {
     ],
     '[TOOL_CALLS][{"name": "f", "arguments": {"a": "]"}, "id": "123456789"}]': [("f", {"a": "]"})],
     '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g.h[ARGS]{}': [("f", {"a": 1}), ("g.h", {})],
+    '[TOOL_CALLS]f[CALL_ID]Ab1[ARGS]{"a": 1}[TOOL_CALLS]g [CALL_ID] 2 [ARGS] {}': [("f", {"a": 1}), ("g", {})],
     'Well.[TOOL_CALLS]f{"a": {"b": "}"}}': ["Well.", ("f", {"a": {"b": "}"}})],
     '[TOOL_CALLS]f [ARGS] {"a": 1}': [("f", {"a": 1})],
     '[TOOL_CALLS][{"name": "f", "arguments": {}}] Done, I think {.': [("f", {}), " Done, I think {."],
@@ -117,6 +118,7 @@ MISTRAL: dict[str, Found] = {
     "plain [TOOL": ["plain [TOOL"],
     "[TOOL_CALLS]nothing here": ["[TOOL_CALLS]nothing here"],
     "[TOOL_CALLS]f[ARGS]": ["[TOOL_CALLS]f[ARGS]"],
+    "[TOOL_CALLS]f[CALL_ID]Ab1[AR": ["[TOOL_CALLS]f[CALL_ID]Ab1[AR"],
 }
 CASES: list[tuple[type[ToolParser], str, Found]] = [
     (kind, text, found)
