@@ -235,7 +235,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "large": (
         {**tool({"type": "object", "properties": {"a": {"enum": ["b" * (1 << 18)]}}}), "tool_choice": "required"},
         "tools",
-        "tools has 262206 bytes, more than structured_max_bytes, 262144; make it smaller",
+        "tools has 262203 bytes, more than structured_max_bytes, 262144; make it smaller",
     ),
     "no object": ({**tool({"type": "string"}), "tool_choice": TAXI}, "tools", "'taxi' cannot be followed as an object"),
     "no schema": ({**tool([1]), "tool_choice": TAXI}, "tools", "parameters of 'taxi' are [1]; they must be a JSON"),
