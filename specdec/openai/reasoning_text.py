@@ -1,9 +1,8 @@
 """The thinking at an answer's beginning, apart from what follows it. Text may come in pieces of any size."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from specdec.core.call_forms import CallForm
 from specdec.core.reasoning import ReasoningParser, reasoning_parser
 from specdec.core.sampling_params import SamplingParams
 from specdec.tool_calls.tagged_calls import Item, ToolParser, begun_tag
@@ -63,9 +62,6 @@ class ThinkingText:
         answer: reads what follows the thinking.
         ends_at_calls: whether the model may leave the end mark out before a tool call.
     """
-
-    TAGS: ClassVar[tuple[str, ...]] = ()
-    FORM: ClassVar[CallForm | None] = None
 
     def __init__(self, parser: type[ReasoningParser], answer: ToolParser, *, ends_at_calls: bool) -> None:
         self._answer = answer

@@ -3,7 +3,6 @@
 import re
 from typing import ClassVar
 
-from specdec.core.call_forms import CallForm
 from specdec.json_schema.characters import json_text
 from specdec.tool_calls.tagged_calls import TaggedCalls
 
@@ -31,7 +30,6 @@ class MistralParser(TaggedCalls):
     Some write `[CALL_ID]` and an id of theirs behind the name; answers have ids of our own.
     """
 
-    FORM: ClassVar[CallForm | None] = None
     OPEN = "[TOOL_CALLS]"
     INNER: ClassVar[tuple[str, ...]] = (_ID, _ARGUMENTS)
     BEFORE: ClassVar[str] = "["

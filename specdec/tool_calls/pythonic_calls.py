@@ -3,10 +3,9 @@
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
-from specdec.core.call_forms import CallForm
-from specdec.tool_calls.tagged_calls import Item
+from specdec.tool_calls.tagged_calls import Item, ToolParser
 from specdec.tool_calls.tool_call_reader import CallArguments, CallStart, argument_text
 
 _LIST = re.compile(r"\s*\[\s*[^\W\d][\w.]*\(")
@@ -18,14 +17,11 @@ _WORDS = {"true": True, "false": False, "null": None}
 _DEEPEST = 50
 
 
-class PythonicParser:
+class PythonicParser(ToolParser):
     """An answer that is a list of calls, `[f(a=1), g(b="c")]`: Llama 3.2 and others. Any other is text.
 
     A call is returned as a whole, once its bracket is closed.
     """
-
-    TAGS: ClassVar[tuple[str, ...]] = ()
-    FORM: ClassVar[CallForm | None] = None
 
     def __init__(self, functions: Sequence[Mapping[str, Any]] = ()) -> None:  # noqa: ARG002
         self._unread = ""

@@ -22,8 +22,8 @@ class ToolParser(Protocol):
         FORM: form in which calls are forced; None where the parser has none of its own.
     """
 
-    TAGS: ClassVar[tuple[str, ...]]
-    FORM: ClassVar[CallForm | None]
+    TAGS: ClassVar[tuple[str, ...]] = ()
+    FORM: ClassVar[CallForm | None] = None
 
     def __init__(self, functions: Sequence[Mapping[str, Any]] = ()) -> None:
         """Make the parser of one answer.
@@ -41,7 +41,7 @@ class ToolParser(Protocol):
         ...
 
 
-class SteppedParser(ABC):
+class SteppedParser(ToolParser, ABC):
     """Parser that reads its text in steps, of which each ends with a change of state; see `ToolParser`."""
 
     def __init__(self) -> None:
@@ -82,8 +82,6 @@ class TaggedCalls(SteppedParser):
     A tag is one of calls if an object follows it, and text otherwise: answers may speak of tags.
     """
 
-    TAGS: ClassVar[tuple[str, ...]]
-    FORM: ClassVar[CallForm | None]
     OPEN: ClassVar[str]
     # Empty: only other text ends the calls.
     CLOSE: ClassVar[str] = ""
@@ -207,7 +205,6 @@ class LlamaParser(TaggedCalls):
 class ListedCalls(TaggedCalls):
     """Calls as a JSON list of `{"name": ..., "parameters": {...}}`: forced ones of a model without a known form."""
 
-    FORM: ClassVar[CallForm | None] = LISTED
     OPEN, CLOSE = LISTED.first, LISTED.last
 
 

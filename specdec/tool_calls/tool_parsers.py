@@ -1,9 +1,9 @@
 """The parser of an answer's tool calls, by the model's form of calls and by what the request wants."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
-from specdec.core.call_forms import CallForm, form_name
+from specdec.core.call_forms import form_name
 from specdec.core.tool_choice import ToolChoice
 from specdec.tool_calls.mistral_calls import MistralParser
 from specdec.tool_calls.pythonic_calls import PythonicParser
@@ -12,11 +12,8 @@ from specdec.tool_calls.tool_call_reader import CallArguments, CallStart
 from specdec.tool_calls.xml_calls import Qwen3CoderParser
 
 
-class PlainText:
+class PlainText(ToolParser):
     """An answer without calls."""
-
-    TAGS: ClassVar[tuple[str, ...]] = ()
-    FORM: ClassVar[CallForm | None] = None
 
     def __init__(self, functions: Sequence[Mapping[str, Any]] = ()) -> None:
         pass
@@ -28,11 +25,8 @@ class PlainText:
         return []
 
 
-class FirstCall:
+class FirstCall(ToolParser):
     """Parser that drops all calls but the first, for `parallel_tool_calls` false."""
-
-    TAGS: ClassVar[tuple[str, ...]] = ()
-    FORM: ClassVar[CallForm | None] = None
 
     def __init__(self, parser: ToolParser) -> None:
         self._parser = parser
@@ -51,11 +45,8 @@ class FirstCall:
                 yield item
 
 
-class NamedCall:
+class NamedCall(ToolParser):
     """An answer that is the arguments of one function."""
-
-    TAGS: ClassVar[tuple[str, ...]] = ()
-    FORM: ClassVar[CallForm | None] = None
 
     def __init__(self, name: str) -> None:
         self._name, self._has_begun = name, False

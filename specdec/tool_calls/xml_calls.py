@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from specdec.core.call_forms import HERMES, CallForm
+from specdec.core.call_forms import HERMES
 from specdec.tool_calls.tagged_calls import SteppedParser, begun_tag
 from specdec.tool_calls.tool_call_reader import CallArguments, CallStart
 
@@ -20,7 +20,6 @@ class Qwen3CoderParser(SteppedParser):
     """
 
     TAGS: ClassVar[tuple[str, ...]] = (HERMES.opening, HERMES.closing)
-    FORM: ClassVar[CallForm | None] = None
 
     def __init__(self, functions: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__()
