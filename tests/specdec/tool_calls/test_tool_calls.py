@@ -255,16 +255,6 @@ def test_calls_of_a_whole_chat_answer() -> None:
     assert all("index" not in call for call in reply["choices"][0]["message"]["tool_calls"])
 
 
-def test_a_call_by_the_old_names_that_the_model_chose() -> None:
-    old: dict[str, Any] = {"tools": None, "functions": [TOOLS[0]["function"]]}
-    (choice,) = _chat(**old).whole(asyncio.run(_last())).choices
-    # One call alone.
-    assert (choice.finish_reason, choice.message.function_call) == ("function_call", TAXI_CALL)
-    bodies = [body["choices"][0] for body in _events(_chat(stream=True, **old).events(_states()))]
-    assert bodies[-1]["finish_reason"] == "function_call"
-    assert not any("tool_calls" in body["delta"] for body in bodies)
-
-
 def test_calls_of_a_streamed_chat_answer() -> None:
     chunks = [ChatCompletionChunk.model_validate(body) for body in _events(_chat(stream=True).events(_states()))]
     deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
