@@ -77,12 +77,15 @@ class GrammarState:
         self._read(token_ids)
         return self._mask(tuple(path)) is not None
 
-    def forced(self, token_ids: Sequence[int], path: Sequence[int], encode: Callable[[str], list[int]]) -> list[int]:
+    def forced(
+        self, token_ids: Sequence[int], path: Sequence[int], most: int, encode: Callable[[str], list[int]]
+    ) -> list[int]:
         """Return tokens that follow a path without a choice; none where the grammar leaves one, or forbids the path.
 
         Where it leaves one text and several ways to cut it into tokens, they are the tokenizer's: a guess.
 
         Args:
+            most: number of tokens wanted, at least 1.
             encode: returns the tokens of a text.
         """
         self._read(token_ids)
@@ -97,10 +100,12 @@ class GrammarState:
         if self._matcher.is_terminated():
             return []
         text = self._matcher.find_jump_forward_string()
-        found = encode(text) if text else []
-        # The matcher takes the longest beginning of them that the grammar has.
-        while found and self._mask((*place, *found)) is None:
-            found.pop()
+        # The longest beginning of them that the grammar has. Forwards, so that each mask finds its parent's.
+        found: list[int] = []
+        for token in encode(text)[:most] if text else []:
+            if self._mask((*place, *found, token)) is None:
+                break
+            found.append(token)
         return found
 
     def is_complete(self, token_ids: Sequence[int]) -> bool:

@@ -102,12 +102,14 @@ class ThinkingState:
                     return False
         return answer is None or self.grammar is None or self.grammar.allows(token_ids, answer)
 
-    def forced(self, token_ids: Sequence[int], path: Sequence[int], encode: Callable[[str], list[int]]) -> list[int]:
+    def forced(
+        self, token_ids: Sequence[int], path: Sequence[int], most: int, encode: Callable[[str], list[int]]
+    ) -> list[int]:
         """See `GrammarState.forced`."""
         self._read(token_ids)
         answer = self._answer(path)
         if answer is not None:
-            return [] if self.grammar is None else self.grammar.forced(token_ids, answer, encode)
+            return [] if self.grammar is None else self.grammar.forced(token_ids, answer, most, encode)
         only = self._only(token_ids, path)
         return [] if only is None else [only]
 

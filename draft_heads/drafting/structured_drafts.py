@@ -28,9 +28,9 @@ class ForcedText:
     def chains(self, token_ids: Sequence[int], depth: int) -> list[Chain]:
         """See `ChainSource.chains`."""
         found: list[int] = []
-        while len(found) < depth and (new := self.grammar.forced(token_ids, found, self.encode)):
+        while (most := depth - len(found)) > 0 and (new := self.grammar.forced(token_ids, found, most, self.encode)):
             found += new
-        return [Chain(found[:depth], LONGEST_MATCH, self.rates)] if found else []
+        return [Chain(found, LONGEST_MATCH, self.rates)] if found else []
 
 
 def without_forbidden(trees: DraftTrees, contexts: Sequence[Context]) -> DraftTrees:

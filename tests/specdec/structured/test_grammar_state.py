@@ -65,6 +65,15 @@ def test_forced_tokens_are_in_the_grammar_and_single_ones_without_an_alternative
         assert chain == []
 
 
+@pytest.mark.parametrize("most", [3, 1000])
+def test_a_long_literal_is_looked_into_as_far_as_is_asked(most: int) -> None:
+    """Its 2,000 tokens are more than Python has frames; a mask is made for those alone that are asked for."""
+    state = state_of(f'"{"12a" * 1000}"')
+    (chain,) = ForcedText(state, ChainRates(), encode).chains(PROMPT, most)
+    assert chain.tokens == encode("12a" * 1000)[:most]
+    assert len(state._masks) <= 1 + most
+
+
 @settings(max_examples=num_cases(60))
 @given(
     grammar=grammars,
