@@ -1,6 +1,7 @@
 """The acceptance rules over a batch on the host: what runs where a kernel set has no walk of its own."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -37,12 +38,17 @@ def follow_all(emitted: Tensor, trees: DraftTrees) -> list[Acceptance]:
 
 
 def host_walk(rule: Rule, uniforms: Uniforms) -> WalkMaker:
-    """Return a rule as an operation of `KernelSet`."""
+    """Return a rule as an operation of `KernelSet`, on any device: scores and draft probabilities are read from it."""
 
     def walk(scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
-        return walk_rows(rule, scores, trees.read(), noise.keys, uniforms)
+        return walk_rows(rule, scores.cpu(), [_on_host(tree) for tree in trees.with_probs()], noise.keys, uniforms)
 
     return at_once(walk)
+
+
+def _on_host(tree: DraftTree) -> DraftTree:
+    probs = tree.draft_probs
+    return tree if probs is None or probs.is_cpu else replace(tree, draft_probs=probs.cpu(), check=False)
 
 
 def walk_rows(

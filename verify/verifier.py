@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.types.draft_trees import DraftTrees, PreparedWalk, WalkOutcome, at_once
+from specdec.kernels.types.draft_trees import DraftTrees, PreparedWalk, WalkOutcome
 from specdec.kernels.types.registry import Registry
 from specdec.kernels.types.types import Acceptance, NoiseKey, NoiseRows, NoiseSource
 from specdec.kernels.types.upload import Packet
-from specdec.verify.host_walks import Rule, host_coupled_walk, host_walk, walk_rows
+from specdec.verify.host_walks import Rule, host_coupled_walk, host_walk
 from specdec.verify.noise import GumbelNoise, noise_key
 from specdec.verify.rejection import walk_rejection
 from specdec.verify.sampling import Context
@@ -67,11 +67,8 @@ class RejectionVerifier:
 
     def __init__(self, kernels: KernelSet, rule: Rule | None = None) -> None:
         self.kernels = kernels
-        if rule is None:
-            self.walk = kernels.walks.rejection or host_walk(walk_rejection, _noise_of(kernels).uniforms)
-        else:
-            own = partial(walk_rows, rule, uniforms=GumbelNoise.uniforms)
-            self.walk = at_once(lambda scores, trees, noise: own(scores.cpu(), trees.read(), noise.keys))
+        own = kernels.walks.rejection if rule is None else None
+        self.walk = own or host_walk(rule or walk_rejection, GumbelNoise.uniforms)
 
     def prepare(self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet) -> PreparedWalk:
         """See `CoupledVerifier.prepare`."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -16,12 +17,18 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.execution import cost_measurement
 from specdec.execution.cuda_graphs import CudaGraphs
+from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.parallel.ranks import Ranks
+from specdec.verify.rejection import walk_rejection
+from specdec.verify.sampling import Context, Sampling
+from specdec.verify.verifier import RULES, AcceptanceRule, RejectionVerifier
 from tests.baichuan import save_baichuan
 from tests.fakes import save_random_block, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
+from tests.kernel_sets import TORCH
 from tests.lora_adapters import save_adapter, save_draft_adapter
 from tests.profiles import by_day
 from tests.simulated_gpu import GPU, SimulatedGPU, SimulatedTensor, simulated_gpu
+from tests.verify.sampled_rows import SampledRow, verify
 
 pytestmark = pytest.mark.slow
 
@@ -155,6 +162,23 @@ def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
         assert captured == (graphs and [len(graphs.search.captured), len(graphs.draw.captured)])
         assert (llm.engine.worker.runner.graphs is None) == (settings is CRAMPED)
         assert llm.stats().preemptions > 0 or settings is not CRAMPED
+
+
+def test_a_rule_of_a_plugin_gets_what_drafts_were_drawn_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without q, rejection sampling comes to other tokens. Trees of requests with a grammar are on the host already."""
+    with_rule = partial(RejectionVerifier, rule=walk_rejection)
+    params = [SamplingParams(temperature=1.0, seed=seed, max_tokens=8, ignore_eos=True) for seed in (0, 1)]
+    settings = {"verify": "rejection", "enforce_eager": True}
+    expected = run(load(folder, "head3", **settings), params)
+    tree = DraftTree((1, 2, 3), (ROOT, ROOT, 0), torch.rand(4, 7).softmax(-1))
+    rows, logits = [SampledRow(tree, Context(Sampling(seed=seed), [0], 1)) for seed in range(8)], torch.rand(32, 7)
+    walked = verify(RejectionVerifier(TORCH), rows, logits)
+    with simulated_gpu(monkeypatch):
+        monkeypatch.setattr(RULES, "_found", {**RULES, "rejection": AcceptanceRule(with_rule, draws=True)})
+        assert run(load(folder, "head3", device="cuda", **settings), params) == expected
+        assert tree.draft_probs is not None
+        there = replace(tree, draft_probs=tree.draft_probs.to(GPU))
+        assert verify(with_rule(TORCH), [row._replace(tree=there) for row in rows], logits.to(GPU)) == walked
 
 
 def test_adapters_on_a_device(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
