@@ -227,7 +227,7 @@ def choose_kernels(
     if choice == "auto":
         choice = _fastest(device, dtype)
     if quantization != "none" and choice != "native":
-        raise ValueError(_not_quantized(quantization, choice, device))
+        raise ValueError(_not_quantized(quantization, choice, device, dtype))
     if choice == "triton":
         return _triton(device, dtype)
     if choice == "native":
@@ -237,11 +237,14 @@ def choose_kernels(
     return torch_kernels(noise)
 
 
-def _not_quantized(quantization: Quantization, choice: KernelChoice, device: torch.device) -> str:
+def _not_quantized(quantization: Quantization, choice: KernelChoice, device: torch.device, dtype: torch.dtype) -> str:
     wanted = f"quantization {quantization!r} is for the native kernels on a CPU"
+    if dtype not in DTYPES:
+        return f"{wanted}, in float32, bfloat16 or float16, not {dtype}; use one of these, or quantization 'none'"
     if device.type == "cpu" and library_file() is None:
         return f"{wanted}; {NOT_BUILT}, or use quantization 'none'"
-    return f"{wanted}, not for the {choice} kernels; use kernels 'native', or quantization 'none'"
+    remedy = "kernels 'native'" if device.type == "cpu" else "device 'cpu'"
+    return f"{wanted}, not for the {choice} kernels; use {remedy}, or quantization 'none'"
 
 
 def _fastest(device: torch.device, dtype: torch.dtype) -> KernelChoice:

@@ -242,13 +242,18 @@ def opened_library() -> ctypes.CDLL:
     """Return the library.
 
     Raises:
-        ValueError: it is not built, or from other sources than these, so that a call might read memory that is not its
-            own.
+        ValueError: it is not built, cannot be opened, or is from other sources than these, so that a call might read
+            memory that is not its own.
     """
     file = library_file()
     if file is None:
         raise ValueError(f"{NOT_BUILT}, or use kernels 'torch'")
-    library = ctypes.CDLL(str(file))
+    anew = "build it anew: python setup.py build_ext --inplace, or pip install -e ."
+    try:
+        library = ctypes.CDLL(str(file))
+    except OSError as error:
+        reason = str(error).removeprefix(f"{file}: ")
+        raise ValueError(f"{file} cannot be opened, {reason}; {anew}") from None
     interface = getattr(library, "specdec_interface", None)
     if interface is not None:
         interface.restype = POINTER(c_int64)
@@ -256,9 +261,7 @@ def opened_library() -> ctypes.CDLL:
         # Not beyond the first that differs: none lies behind the 0.
         if all(found[place] == number for place, number in enumerate(own)):
             return library
-    raise ValueError(
-        f"{file} was built from other sources; build it anew: python setup.py build_ext --inplace, or pip install -e ."
-    )
+    raise ValueError(f"{file} was built from other sources; {anew}")
 
 
 def processor_forms() -> list[str]:
@@ -288,7 +291,7 @@ class Library:
         weights: memory for packed weights.
 
     Raises:
-        ValueError: the library is not built, or from other sources, or the processor does not have the form.
+        ValueError: see `opened_library`; or the processor does not have the form.
     """
 
     def __init__(self, threads: int, dtype: torch.dtype, form: str = "") -> None:
@@ -390,4 +393,4 @@ class Library:
 
 def _check(failed: int) -> None:
     if failed:
-        raise MemoryError("no memory for the arrays of a layer; lower max_num_batched_tokens")
+        raise MemoryError("no memory for arrays of the native kernels; lower max_num_batched_tokens or kv_cache_memory")

@@ -249,7 +249,7 @@ def tree_attention_kernel(
     p_output,  # [rows, heads, HEAD_DIM], contiguous
     p_part,  # float32 [parts, kv_heads, BLOCK_M, HEAD_DIM]
     p_log_sum,  # float32 [parts, kv_heads, BLOCK_M], base 2
-    p_item,  # int32 [items, 7], see Plan
+    p_item,  # int32 [items, 8], see Plan
     p_tables,  # int64 [requests, blocks]
     p_visible,  # int64 [rows]
     p_ancestors,  # int64 [rows, WORDS]

@@ -135,9 +135,9 @@ class NoiseRows:
         return NoiseRows(keys, columns)
 
 
-# Writes the noise of keys: (keys, size, stream, lane, where that of each is to lie).
 # Copies entries of a cache from slots to slots, which may overlap.
 EntryMoves = Callable[[Sequence[int], Sequence[int]], None]
+# Writes the noise of keys: (keys, size, stream, lane, where that of each is to lie).
 NoiseMaker = Callable[[Sequence[NoiseKey], int, Stream, int, Sequence[int]], None]
 
 

@@ -89,6 +89,14 @@ def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch, 
         Library(1, torch.float32)
 
 
+def test_a_file_that_is_no_library_is_refused(folder: Path) -> None:
+    """As one is that was built for another processor."""
+    build(folder, OWN)
+    message = rf"^{folder / OWN} cannot be opened, file too short; build it anew: [^\n]*$"
+    with pytest.raises(ValueError, match=message):
+        Library(1, torch.float32)
+
+
 def test_a_library_without_an_interface_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As they were built before it had one."""
     monkeypatch.setenv("SPECDEC_NATIVE_LIBRARY", torch._C.__file__)

@@ -2,15 +2,19 @@
 
 import gc
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from specdec import LLM, SamplingParams
+from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.native.library import library_file
+from specdec.verify.noise import GumbelNoise
 from tests.quantized import dequantized
 from tests.specdec.saved_llama import edit_tensors, save_llama
 from tests.specdec.world import World
@@ -80,12 +84,25 @@ def test_no_weight_is_kept_beside_its_packed_form(world: World, draft: str) -> N
     assert llm.generate([PROMPTS[0]], PARAMS, use_tqdm=False)[0].token_ids
 
 
-@pytest.mark.parametrize("settings", [{"kernels": "torch"}, {"kernels": "triton"}, {"dtype": "float64"}])
-def test_other_kernels_refuse_it(settings: dict[str, Any]) -> None:
-    with pytest.raises(
-        ValueError, match=r"quantization 'q8' is for the native kernels on a CPU[^\n]*quantization 'none'$"
-    ):
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        ({"kernels": "torch"}, "not for the torch kernels; use kernels 'native'"),
+        ({"kernels": "triton"}, "not for the triton kernels; use kernels 'native'"),
+        # Which the native kernels refuse as well.
+        ({"dtype": "float64"}, "in float32, bfloat16 or float16, not torch.float64; use one of these"),
+    ],
+)
+def test_other_kernels_refuse_it(settings: dict[str, Any], remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.kernels.kernel_set.library_file", lambda: Path("built"))
+    wanted = f"quantization 'q8' is for the native kernels on a CPU, {remedy}, or quantization 'none'"
+    with pytest.raises(ValueError, match=f"^{re.escape(wanted)}$"):
         LLM(draft=None, quantization="q8", **settings)
+
+
+def test_on_a_gpu_it_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"not for the triton kernels; use device 'cpu', or quantization 'none'$"):
+        choose_kernels("auto", torch.device("cuda"), torch.float32, GumbelNoise(torch.device("cpu")), None, "q8")
 
 
 def test_without_the_library_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
