@@ -37,7 +37,6 @@ from specdec.kernels.types.types import Walk
 from specdec.models.llama import LlamaModel, LlamaWeights
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.text.detokenizer import Detokenizer
-from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampling import Sampling
 
 BATCHES, CONTEXTS = (1, 16, 64), (1024, 8192, 32768)
@@ -72,7 +71,7 @@ def engine_of(batch: int, context: int) -> LLMEngine:
         torch.nn.init.zeros_(parameter)
     weights.requires_grad_(False).eval()
     walks: Any = DeviceWalks(no_argmax, no_walk, no_walk)
-    kernels = choose_kernels("torch", device, torch.float32, GumbelNoise(device))
+    kernels = choose_kernels("torch", device, torch.float32)
     kernels = replace(kernels, walks=Walks(walks.coupled_walk))
     settings = EngineConfig(
         dtype="float32",

@@ -38,7 +38,6 @@ from specdec.train_eagle.evaluation.accuracy import NO_TOKEN, head_of, token_ran
 from specdec.train_eagle.evaluation.evaluation import format_shares
 from specdec.train_eagle.evaluation.replay import KnownAnswer, replay
 from specdec.train_eagle.passes.features import FeatureBatch, OnlineFeatures
-from specdec.verify.noise import GumbelNoise
 
 SHAPES = (DraftShape(6, 8, 8), EAGLE2_SHAPE)
 WIDE = 8
@@ -53,7 +52,7 @@ def first_answer(sample: Sample) -> Sample:
 
 def measure(head: HeadForm, readout: Readout, batches: Sequence[FeatureBatch]) -> dict[str, Any]:
     """Return the figures of a head on conversations of one kind."""
-    kernels, depth = torch_kernels(GumbelNoise(torch.device("cpu"))), EAGLE2_SHAPE.depth
+    kernels, depth = torch_kernels(torch.device("cpu")), EAGLE2_SHAPE.depth
     answers = [KnownAnswer(batch, int(batch.mask.nonzero()[0])) for batch in batches]
     totals = [SpeculationStats.total(replay(DraftModel(head, readout), answers, one, kernels)) for one in SHAPES]
     # The target's state of the token before depth k's is that of a root k - 1 tokens later.

@@ -39,7 +39,6 @@ from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.settings import Quantization
 from specdec.kernels.types.tree import TreeRow
 from specdec.models.llama import LlamaModel, load_llama
-from specdec.verify.noise import GumbelNoise
 from specdec.verify.tree_batch import TreeBatch
 
 CPU = torch.device("cpu")
@@ -96,7 +95,7 @@ def load(folder: Path, dtype: str, kind: Quantization) -> tuple[LlamaModel, floa
     """Return a target, and the MiB that it keeps."""
     gc.collect()
     before = in_use_mib()
-    kernels = choose_kernels("native", CPU, DTYPES[dtype], GumbelNoise(CPU), None, kind)
+    kernels = choose_kernels("native", CPU, DTYPES[dtype], None, kind)
     model = load_llama(folder, DTYPES[dtype], CPU, kernels)
     gc.collect()
     return model, in_use_mib() - before
@@ -106,7 +105,7 @@ def load(folder: Path, dtype: str, kind: Quantization) -> tuple[LlamaModel, floa
 def logits_of(model: LlamaModel, dtype: str, tokens: list[int]) -> Tensor:
     """Return float32 `[tokens, vocab]`, the logits after each token."""
     count, blocks = len(tokens), ceil_div(len(tokens), BLOCK_SIZE)
-    kernels = choose_kernels("native", CPU, DTYPES[dtype], GumbelNoise(CPU))
+    kernels = choose_kernels("native", CPU, DTYPES[dtype])
     cache = KVCache(blocks, BLOCK_SIZE, model.config, None, DTYPES[dtype], CPU, kernels=kernels)
     row = TreeRow(tokens, 0, list(range(blocks)), count)
     batch = TreeBatch.pack([row], HostTrees.empty(1), BLOCK_SIZE, CPU)

@@ -18,7 +18,6 @@ from specdec.train_eagle.data.chat_mask import Sample
 from specdec.train_eagle.passes.features import FeatureBatch, OnlineFeatures
 from specdec.train_eagle.training.head_export import from_folder
 from specdec.train_eagle.training.head_trainer import LossSettings
-from specdec.verify.noise import GumbelNoise
 
 BATCH = 4
 RATE = 1e-3
@@ -30,7 +29,7 @@ class AdaptedTarget:
 
     def __init__(self, target: Path, adapter: Path, samples: list[Sample], taps: tuple[int, ...], rank: int) -> None:
         device = torch.device("cpu")
-        kernels = torch_kernels(GumbelNoise(device))
+        kernels = torch_kernels(device)
         self.model = load_llama(target, torch.float32, device, kernels)
         bank = attach_adapters(self.model, kernels, 1, rank)
         assert isinstance(bank, StackedAdapters)

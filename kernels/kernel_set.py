@@ -23,6 +23,7 @@ from specdec.kernels.reference import logit_filters as logit_filters_reference
 from specdec.kernels.reference import rotary_store as rotary_store_reference
 from specdec.kernels.reference import tree_attention as tree_attention_reference
 from specdec.kernels.reference import tree_search as tree_search_reference
+from specdec.kernels.reference.noise import GumbelNoise
 from specdec.kernels.reference.projection import Projection
 from specdec.kernels.reference.sampling import HostSampling
 from specdec.kernels.triton.walks import DeviceWalks
@@ -39,8 +40,8 @@ from specdec.kernels.types.types import (
     EntryMoves,
     HeadNorms,
     KernelLimits,
+    NoiseMaker,
     NoiseRows,
-    NoiseSource,
     Stream,
     TopK,
 )
@@ -106,7 +107,7 @@ class KernelSet:
     passes: FusedPasses | None = None
     limits: KernelLimits = field(default_factory=KernelLimits)
     torch_threads: int | None = None
-    noise: NoiseSource | None = None
+    noise: GumbelNoise | None = None
 
     def limited_threads(self) -> "LimitedThreads":
         """Return what holds torch to `torch_threads` meanwhile."""
@@ -144,12 +145,13 @@ class KernelSet:
             )
 
 
-def torch_kernels(noise: NoiseSource) -> KernelSet:
-    """Return the operations in plain torch, on any device.
+def torch_kernels(device: torch.device, make: NoiseMaker | None = None) -> KernelSet:
+    """Return the operations in plain torch, on any device, with noise of their own, which keeps what it has made.
 
     Args:
-        noise: of sampled rows; one for each engine, as it keeps what it has made.
+        make: see `GumbelNoise`.
     """
+    noise = GumbelNoise(device, make=make)
     return KernelSet(
         name="torch",
         on_device=False,
@@ -171,17 +173,18 @@ def torch_kernels(noise: NoiseSource) -> KernelSet:
     )
 
 
-def native_kernels(noise: NoiseSource, library: Library, quantization: Quantization = "none") -> KernelSet:
+def native_kernels(library: Library, quantization: Quantization = "none") -> KernelSet:
     """Return the operations of the compiled library, and those of plain torch that it does not have.
 
     Args:
-        noise: what `torch_kernels` takes.
         quantization: of all weights that are multiplied.
     """
-    noise = noise.made_by(library.noise)
+    plain = torch_kernels(torch.device("cpu"), library.noise)
+    noise = plain.noise
+    assert noise is not None
     operations, walks = NativeOperations(library), NativeWalks(library, noise)
     return replace(
-        torch_kernels(noise),
+        plain,
         name="native",
         projection=partial(NativeProjection, library, quantization=quantization),
         passes=FusedPasses(
@@ -205,7 +208,6 @@ def choose_kernels(
     choice: KernelChoice,
     device: torch.device,
     dtype: torch.dtype,
-    noise: NoiseSource,
     threads: int | None = None,
     quantization: Quantization = "none",
 ) -> KernelSet:
@@ -215,7 +217,6 @@ def choose_kernels(
     float64.
 
     Args:
-        noise: what `torch_kernels` takes.
         threads: of the library; None for as many as torch has.
         quantization: of the library's weights.
 
@@ -233,8 +234,8 @@ def choose_kernels(
     if choice == "native":
         if device.type != "cpu" or dtype not in DTYPES:
             raise ValueError(f"the native kernels run float32, bfloat16 and float16 on a CPU, not {dtype} on {device}")
-        return native_kernels(noise, Library(threads or torch.get_num_threads(), dtype), quantization)
-    return torch_kernels(noise)
+        return native_kernels(Library(threads or torch.get_num_threads(), dtype), quantization)
+    return torch_kernels(device)
 
 
 def _not_quantized(quantization: Quantization, choice: KernelChoice, device: torch.device, dtype: torch.dtype) -> str:

@@ -10,10 +10,9 @@ from specdec.kernels.reference.gumbel_argmax import gumbel_argmax
 from specdec.kernels.triton.walks import DeviceWalks
 from specdec.kernels.types.draft_trees import Walks
 from specdec.kernels.types.types import Candidates, NoiseRows, Stream, TopK
-from specdec.verify.noise import GumbelNoise
 from specdec.verify.packed_walks import coupled_walk, rejection_walk
 
-TORCH = torch_kernels(GumbelNoise(torch.device("cpu")))
+TORCH = torch_kernels(torch.device("cpu"))
 
 
 def _perturbed_top_k(candidates: Candidates, noise: NoiseRows, k: int, stream: Stream, lane: int) -> TopK:

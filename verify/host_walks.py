@@ -2,34 +2,43 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from specdec.kernels.reference.noise import GumbelNoise
 from specdec.kernels.reference.sampling import HostSampling, argmax
 from specdec.kernels.types.draft_trees import DraftTrees, WalkMaker, at_once
 from specdec.kernels.types.tree import DraftTree
-from specdec.kernels.types.types import NO_TOKEN, Acceptance, NoiseKey, NoiseRows, NoiseSource, Uniforms, Vector
+from specdec.kernels.types.types import NO_TOKEN, Acceptance, NoiseKey, NoiseRows, Uniforms, Vector
+from specdec.kernels.types.upload import Packet
 from specdec.verify.chance import Chance, PhiloxChance
-from specdec.verify.coupled import coupled_walk, follow
+from specdec.verify.coupled import follow
 
 # An acceptance rule: a row's tree, the target's distribution after each node, coins and draws.
 Rule = Callable[[DraftTree, Callable[[int], Vector | None], Chance], Acceptance]
 
 
-def host_coupled_walk(noise: NoiseSource) -> WalkMaker:
+def host_coupled_walk(noise: GumbelNoise) -> WalkMaker:
     """Return the coupled rule as an operation of `KernelSet`."""
-    sampling = HostSampling(noise)
-
-    def walk(scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
-        return coupled_walk(sampling.gumbel_argmax, follow_all, scores, trees, noise)
-
-    return at_once(walk)
+    return at_once(partial(coupled_walk, HostSampling(noise).gumbel_argmax))
 
 
-def follow_all(emitted: Tensor, trees: DraftTrees) -> list[Acceptance]:
-    """Follow the tokens emitted after roots and nodes; see `coupled_walk`."""
-    tokens: list[int] = emitted.tolist()
+def coupled_walk(
+    argmax: Callable[[Tensor, NoiseRows], Tensor], scores: Tensor, trees: DraftTrees, noise: NoiseRows
+) -> list[Acceptance]:
+    """Follow the token emitted after each node down its row's tree; see `Walks.coupled`.
+
+    Args:
+        argmax: the argmax of scores `[rows, vocab]` plus each row's noise, int64 `[rows]`: a sample of their softmax.
+            The lowest id on ties, `NO_TOKEN` where the largest is not finite. It may overwrite scores of rows with
+            noise.
+    """
+    packet = Packet(scores.device)
+    own = trees.noise(noise.keys, packet)
+    packet.send()
+    tokens: list[int] = argmax(scores, own()).tolist()
     acceptances, start = [], 0
     for tree in trees.read():
         acceptances.append(follow(tree, tokens[start : start + 1 + len(tree)]))

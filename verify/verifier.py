@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.reference.noise import GumbelNoise
 from specdec.kernels.types.draft_trees import DraftTrees, PreparedWalk, WalkOutcome
 from specdec.kernels.types.registry import Registry
-from specdec.kernels.types.types import Acceptance, NoiseKey, NoiseRows, NoiseSource
+from specdec.kernels.types.types import NoiseKey, NoiseRows
 from specdec.kernels.types.upload import Packet
 from specdec.verify.host_walks import Rule, host_coupled_walk, host_walk
-from specdec.verify.noise import GumbelNoise, noise_key
 from specdec.verify.rejection import walk_rejection
 from specdec.verify.sampling import Context
 from specdec.verify.transforms import NodeRows, processed_logits
@@ -86,16 +86,6 @@ class Verifier(Protocol):
         ...
 
 
-def verify_at_once(
-    verifier: Verifier, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor
-) -> list[Acceptance]:
-    """Return the outcome of each row of logits that are there; see `CoupledVerifier.prepare`."""
-    packet = Packet(logits.device)
-    prepared = verifier.prepare(trees, contexts, packet)
-    packet.send()
-    return prepared(logits).read()
-
-
 class AcceptanceRule(NamedTuple):
     """An acceptance rule.
 
@@ -130,13 +120,18 @@ RULES: Registry[AcceptanceRule] = Registry(
 )
 
 
-def _noise_of(kernels: KernelSet) -> NoiseSource:
+def _noise_of(kernels: KernelSet) -> GumbelNoise:
     assert kernels.noise is not None, f"the {kernels.name} kernels have neither walks nor noise for the host's"
     return kernels.noise
 
 
+def noise_key(context: Context) -> NoiseKey:
+    """Return the noise key of a request's next output position."""
+    return NoiseKey(context.sampling.seed, context.sampling.sample_index, context.num_output)
+
+
 def noise_keys(contexts: Sequence[Context]) -> list[NoiseKey | None]:
-    """Return the noise key of each request's next output position, None where it decodes greedily."""
+    """Return the noise key of each request, None where it decodes greedily."""
     return [None if context.sampling.is_greedy else noise_key(context) for context in contexts]
 
 

@@ -35,7 +35,6 @@ from specdec.kernels.types.upload import Packet, upload
 from specdec.models.llama import LlamaModel, LlamaWeights
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.text.detokenizer import Detokenizer
-from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampling import Sampling
 
 
@@ -63,7 +62,7 @@ class Engines:
 
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
         self.sizes, self.device = sizes, device
-        self.kernels = choose_kernels("triton", device, sizes.dtype, GumbelNoise(device))
+        self.kernels = choose_kernels("triton", device, sizes.dtype)
         with torch.device("meta"):
             weights = LlamaWeights(LlamaConfig.from_json(sizes.model))
         random_weights(weights, sizes.dtype, device)

@@ -25,10 +25,9 @@ from specdec.kernels.types.tree import TreeRow
 from specdec.kernels.types.tree_search import Frontier
 from specdec.kernels.types.types import Candidates, NoiseKey, Stream, TopK
 from specdec.kernels.types.upload import Packet
-from specdec.verify.noise import noise_key
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree_batch import TreeBatch
-from specdec.verify.verifier import noise_keys
+from specdec.verify.verifier import noise_key, noise_keys
 
 if TYPE_CHECKING:
     # Importing it imports Triton, which an engine on plain torch does not need.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.kernels.types.fused import DraftingRow
-from specdec.verify.noise import noise_key
+from specdec.verify.verifier import noise_key
 
 
 def one_call_rows(

@@ -21,11 +21,11 @@ from specdec.kernels.native.library import (
     padded_tables,
 )
 from specdec.kernels.native.operations import NativeLayer, NativeProjection, RowAdapters, embedding_fields
+from specdec.kernels.reference.noise import GumbelNoise
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.fused import BlockWeights, DraftingCache, DraftingRow, HeadWeights
 from specdec.kernels.types.product import Product
 from specdec.kernels.types.tree import NO_DRAFTS, DraftTree
-from specdec.kernels.types.types import NoiseSource
 
 WITHOUT_FEATURES, WITH_INPUT_PRODUCT, WITH_NORMS = range(3)
 LARGEST_WIDTH = 64
@@ -47,7 +47,7 @@ class NativeTrees(ABC):
 
     adapters: RowAdapters | None = None
 
-    def __init__(self, library: Library, noise: NoiseSource, vocab_size: int, cache: DraftingCache) -> None:
+    def __init__(self, library: Library, noise: GumbelNoise, vocab_size: int, cache: DraftingCache) -> None:
         self.library, self.noise, self.vocab_size, self.cache = library, noise, vocab_size, cache
         bytes_of_layer, kind, bytes_of_slot = cache_layout(cache.kv)
         # Of every call; what differs is set by `__call__`.
@@ -148,7 +148,7 @@ class NativeDrafting(NativeTrees):
     def __init__(
         self,
         library: Library,
-        noise: NoiseSource,
+        noise: GumbelNoise,
         head: HeadWeights,
         output: Product,
         vocab_size: int,
@@ -207,7 +207,7 @@ class NativeBlockDrafting(NativeTrees):
     def __init__(
         self,
         library: Library,
-        noise: NoiseSource,
+        noise: GumbelNoise,
         head: BlockWeights,
         output: Product,
         vocab_size: int,

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.native.library import KINDS, Library, WalkFields, joined
+from specdec.kernels.reference.noise import GumbelNoise
 from specdec.kernels.types.draft_trees import DraftTrees
-from specdec.kernels.types.types import Acceptance, NoiseKey, NoiseRows, NoiseSource, Stream
+from specdec.kernels.types.types import Acceptance, NoiseKey, NoiseRows, Stream
 
 REJECTION, COUPLED = range(2)
 
@@ -23,7 +24,7 @@ class NativeWalks:
         noise: of sampled rows under the coupled rule.
     """
 
-    def __init__(self, library: Library, noise: NoiseSource) -> None:
+    def __init__(self, library: Library, noise: GumbelNoise) -> None:
         self.library, self.noise = library, noise
         self._fields = WalkFields()
 

@@ -61,7 +61,7 @@ def _signed(word: int) -> int:
 def gumbel_noise(
     seeds: Tensor, sample_indices: Tensor, positions: Tensor, size: int, stream: int = 0, lane: int = 0
 ) -> Tensor:
-    """Return standard Gumbel variates as `verify.noise.gumbel` makes them, float32 `[rows, size]`.
+    """Return standard Gumbel variates as `reference.noise.gumbel` makes them, float32 `[rows, size]`.
 
     Args:
         seeds, sample_indices, positions: int64 `[rows]`.
@@ -73,7 +73,7 @@ def gumbel_noise(
 
 
 def uniforms(key: NoiseKey, count: int, stream: Stream) -> list[float]:
-    """Return uniform variates in [0, 1) as `verify.noise.uniforms` makes them."""
+    """Return uniform variates in [0, 1) as `reference.noise.uniforms` makes them."""
     seeds, indices, positions = torch.tensor(key)[:, None].unbind()
     words = philox_words(seeds, indices, positions, count, stream)
     return [((word & (1 << 64) - 1) >> 11) * 2.0**-53 for word in words[0].tolist()]

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from specdec.kernels.types.types import NO_TOKEN, Candidates, NoiseRows, NoiseSource, Stream, TopK
+from specdec.kernels.reference.noise import GumbelNoise
+from specdec.kernels.types.types import NO_TOKEN, Candidates, NoiseRows, Stream, TopK
 
 
 class HostSampling:
@@ -12,7 +13,7 @@ class HostSampling:
         noise: makes the noise of a position, and keeps it for whatever asks for the same position next.
     """
 
-    def __init__(self, noise: NoiseSource) -> None:
+    def __init__(self, noise: GumbelNoise) -> None:
         self.noise = noise
 
     def gumbel_argmax(self, scores: Tensor, noise: NoiseRows) -> Tensor:

@@ -193,7 +193,7 @@ def without(b_w, begin, b_tokens, m_lost, BLOCK: tl.constexpr):
 
 @triton.jit
 def uniform(seed, sample_index, position, stream, place):
-    """Return number `place` of `verify.noise.uniforms`, float64."""
+    """Return number `place` of `reference.noise.uniforms`, float64."""
     w_0, w_1, w_2, w_3 = philox_words(tl.cast(place // 4, tl.uint64), 0, stream, position, seed, sample_index)
     word = tl.where(place % 4 < 2, tl.where(place % 4 == 0, w_0, w_1), tl.where(place % 4 == 2, w_2, w_3))
     return tl.sum((word >> 11).to(tl.float64) * GRID, 0)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -139,20 +139,6 @@ class NoiseRows:
 EntryMoves = Callable[[Sequence[int], Sequence[int]], None]
 # Writes the noise of keys: (keys, size, stream, lane, where that of each is to lie).
 NoiseMaker = Callable[[Sequence[NoiseKey], int, Stream, int, Sequence[int]], None]
-
-
-class NoiseSource(Protocol):
-    """Random numbers for a CPU, functions of their key alone; see `verify.noise.GumbelNoise`."""
-
-    def at(self, key: NoiseKey, size: int, stream: Stream, lane: int) -> Tensor: ...
-
-    def addresses(self, keys: Sequence[NoiseKey | None], size: int) -> list[int]: ...
-
-    def num_kept(self, size: int) -> int: ...
-
-    def made_by(self, make: NoiseMaker) -> "NoiseSource": ...
-
-    def uniforms(self, key: NoiseKey, count: int, stream: Stream) -> list[float]: ...
 
 
 class Candidates(NamedTuple):

@@ -12,7 +12,6 @@ from specdec.models.adapter_layout import attach_adapters
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.models.sharded_llama import load_shard
 from specdec.parallel.rank_layout import RankGroups, RankLayout
-from specdec.verify.noise import GumbelNoise
 
 
 def layout_of(config: EngineConfig) -> RankLayout:
@@ -51,7 +50,7 @@ def kernels_of(config: EngineConfig) -> KernelSet:
         ValueError: see `choose_kernels`.
     """
     device, dtype = torch.device(config.device), DTYPES[config.dtype]
-    return choose_kernels(config.kernels, device, dtype, GumbelNoise(device), config.threads, config.quantization)
+    return choose_kernels(config.kernels, device, dtype, config.threads, config.quantization)
 
 
 def load_target(config: EngineConfig, kernels: KernelSet, groups: RankGroups | None) -> LlamaModel:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.reference.noise import GumbelNoise
 from specdec.kernels.types.draft_trees import DraftTrees, PreparedWalk, Walks, at_once
-from specdec.kernels.types.types import NO_TOKEN, NoiseRows, NoiseSource, Stream
+from specdec.kernels.types.types import NO_TOKEN, NoiseRows, Stream
 from specdec.kernels.types.upload import Packet
 from specdec.models.sharded_llama import ShardedLlama
 from specdec.models.tp_plan import Span
 from specdec.parallel.rank_group import RankGroup
-from specdec.verify.coupled import coupled_walk
-from specdec.verify.host_walks import follow_all
+from specdec.verify.host_walks import coupled_walk
 from specdec.verify.sampling import Context
 from specdec.verify.transforms import forbid_outside
 from specdec.verify.verifier import CoupledVerifier, Verifier, node_rows
@@ -35,7 +35,7 @@ class SplitVerifier:
         self._split: CoupledVerifier | None = None
         if isinstance(inner, CoupledVerifier) and kernels.noise is not None and model.shard.plan.vocabulary:
             argmax = SplitArgmax(model.group, model.shard.vocab, kernels.noise)
-            walks = Walks(coupled=at_once(partial(coupled_walk, argmax, follow_all)))
+            walks = Walks(coupled=at_once(partial(coupled_walk, argmax)))
             self._split = CoupledVerifier(replace(kernels, walks=walks))
 
     def prepare(self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet) -> PreparedWalk:
@@ -74,7 +74,7 @@ class SplitArgmax:
         noise: of the whole vocabulary; the same on every rank.
     """
 
-    def __init__(self, group: RankGroup, span: Span, noise: NoiseSource) -> None:
+    def __init__(self, group: RankGroup, span: Span, noise: GumbelNoise) -> None:
         self.group, self.span, self.noise = group, span, noise
 
     def __call__(self, scores: Tensor, noise: NoiseRows) -> Tensor:

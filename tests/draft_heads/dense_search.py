@@ -8,8 +8,8 @@ from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.kernels.reference.noise import gumbel
 from specdec.kernels.types.tree import DraftTree
-from specdec.verify.noise import gumbel
 from tests.trees import path_to
 
 TokenPath = tuple[int, ...]

@@ -9,8 +9,8 @@ from torch import Tensor
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
 from specdec.draft_heads.drafting.tree_search import Frontier
+from specdec.kernels.reference.noise import gumbel
 from specdec.kernels.types.types import Stream
-from specdec.verify.noise import gumbel
 from tests.kernel_sets import TORCH
 
 VOCAB = 9

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
+from specdec.kernels.reference.noise import gumbel
 from specdec.kernels.types.tree import ROOT, DraftTree
-from specdec.verify.noise import gumbel
 from tests.draft_heads.drawn_levels import VOCAB, Head, Path, draw_level, draw_with
 from tests.kernel_sets import TORCH
 from tests.strategies import draft_shapes, seeds

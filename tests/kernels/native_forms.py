@@ -12,8 +12,8 @@ from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.rope import RopeConfig
 from specdec.kernels.kernel_set import KernelSet, native_kernels
 from specdec.kernels.native.library import NOT_BUILT, Library, library_file, processor_forms
+from specdec.kernels.reference.noise import GumbelNoise
 from specdec.kernels.types.settings import Quantization
-from specdec.verify.noise import GumbelNoise
 from tests.kernels.kernel_checks import DTYPES
 
 
@@ -53,7 +53,7 @@ def normal(seed: int, *shape: int) -> Tensor:
 
 
 def kernels_of(own: Library, quantization: Quantization = "none") -> KernelSet:
-    return native_kernels(NOISE, own, quantization)
+    return native_kernels(own, quantization)
 
 
 def rounding_of_inputs(x: Tensor, group: int) -> Tensor:

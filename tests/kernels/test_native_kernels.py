@@ -22,7 +22,6 @@ from specdec.kernels.reference.tree_attention import tree_attention
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.settings import Quantization
 from specdec.kernels.types.tree import DraftTree
-from specdec.verify.noise import GumbelNoise
 from tests.kernel_sets import TORCH
 from tests.kernels.attention_cases import Case, Part, blocks, build, chain, small_cases, star
 from tests.kernels.kernel_checks import DTYPES
@@ -272,20 +271,18 @@ def test_closes_right_after_a_job() -> None:
 def test_unsupported_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="form 'sparc' does not run"):
         Library(1, torch.float32, "sparc")
-    noise = GumbelNoise(torch.device("cpu"))
     with pytest.raises(ValueError, match=r"native kernels run float32.*not torch.float64 on cpu"):
-        choose_kernels("native", torch.device("cpu"), torch.float64, noise)
-    assert choose_kernels("auto", torch.device("cpu"), torch.float64, noise).name == "torch"
-    assert choose_kernels("auto", torch.device("cpu"), torch.float32, noise).name == "native"
+        choose_kernels("native", torch.device("cpu"), torch.float64)
+    assert choose_kernels("auto", torch.device("cpu"), torch.float64).name == "torch"
+    assert choose_kernels("auto", torch.device("cpu"), torch.float32).name == "native"
 
 
 def test_without_the_library_plain_torch_runs_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    noise = GumbelNoise(torch.device("cpu"))
     monkeypatch.setattr("specdec.kernels.kernel_set.library_file", lambda: None)
     monkeypatch.setattr("specdec.kernels.native.library.library_file", lambda: None)
-    assert choose_kernels("auto", torch.device("cpu"), torch.float32, noise).name == "torch"
+    assert choose_kernels("auto", torch.device("cpu"), torch.float32).name == "torch"
     assert "install a C compiler" in caplog.text
     with pytest.raises(ValueError, match="not built: install a C compiler"):
-        choose_kernels("native", torch.device("cpu"), torch.float32, noise)
+        choose_kernels("native", torch.device("cpu"), torch.float32)

@@ -12,8 +12,8 @@ from specdec.kernels.native.library import Library
 from specdec.kernels.native.operations import NativeOperations
 from specdec.kernels.reference import kv_copy as kv_copy_reference
 from specdec.kernels.reference import logit_filters as logit_filters_reference
+from specdec.kernels.reference.noise import GumbelNoise, gumbel
 from specdec.kernels.types.types import NoiseKey, Stream
-from specdec.verify.noise import GumbelNoise, gumbel
 from tests.kernels.filter_cases import UNSURE, kept_exactly, limits, scores_of
 from tests.kernels.native_forms import FORMS, libraries, library, normal
 from tests.strategies import seeds
@@ -59,7 +59,7 @@ def test_kept_noise_of_another_maker() -> None:
         calls.append(list(given_keys))
         own.noise(given_keys, *others)
 
-    noise = GumbelNoise(torch.device("cpu"), cache_bytes=0).made_by(make)
+    noise = GumbelNoise(torch.device("cpu"), 0, make)
     first, second, third = (NoiseKey(3, 0, position) for position in range(3))
     addresses = noise.addresses([first, None, second, first], 40)
     assert [address == 0 for address in addresses] == [False, True, False, False]

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from specdec.kernels.native.library import Library
 from specdec.kernels.native.walks import NativeWalks
+from specdec.kernels.reference.noise import GumbelNoise
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.types import Acceptance, NoiseKey, NoiseRows
 from specdec.kernels.types.upload import Packet
 from specdec.verify.host_walks import host_coupled_walk
-from specdec.verify.noise import GumbelNoise
 from specdec.verify.rejection import walk_rejection
 from tests.kernels.kernel_checks import DTYPES
 from tests.kernels.native_forms import FORMS, NOISE, libraries, library, normal

@@ -13,12 +13,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdec.kernels.reference.noise import uniforms
 from specdec.kernels.triton.rejection_walk import rejection_walk
 from specdec.kernels.triton.residual import uniform
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.types import DraftProbs, Stream
 from specdec.verify import packed_walks
-from specdec.verify.noise import uniforms
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
 from tests.kernels.walk_batches import (
     NAN,

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.kernels.reference.noise import GumbelNoise, uniforms
 from specdec.kernels.types.tree import DraftTree
 from specdec.kernels.types.types import Acceptance, DraftProbs, NoiseColumns, NoiseKey, PackedTrees, Stream, Walk
 from specdec.verify.chance import Chance, PhiloxChance
 from specdec.verify.host_walks import Rule, walk_rows
-from specdec.verify.noise import GumbelNoise, uniforms
 from specdec.verify.rejection import walk_rejection
 from tests.kernels.kernel_checks import DEVICE
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from specdec.core.sampling_params import SamplingParams
-from specdec.verify.noise import gumbel
+from specdec.kernels.reference.noise import gumbel
 from specdec.verify.sampling import Sampling
 from tests.verify.naive import naive_logits
 

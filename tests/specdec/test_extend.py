@@ -19,11 +19,11 @@ from specdec.building import plugins
 from specdec.cli.app import main
 from specdec.draft_heads.drafting.chain_sources import SOURCES
 from specdec.draft_heads.formats.head_kinds import KINDS
+from specdec.kernels.reference.noise import GumbelNoise
 from specdec.kernels.types.registry import Registry
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.types import NoiseKey
 from specdec.verify.chance import PhiloxChance
-from specdec.verify.noise import GumbelNoise
 from specdec.verify.verifier import RULES, AcceptanceRule, CoupledVerifier
 from tests.fakes import TINY
 from tests.specdec.documented_plugins import EXAMPLES

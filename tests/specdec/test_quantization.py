@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from specdec import LLM, SamplingParams
 from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.native.library import library_file
-from specdec.verify.noise import GumbelNoise
 from tests.quantized import dequantized
 from tests.specdec.saved_llama import edit_tensors, save_llama
 from tests.specdec.world import World
@@ -102,7 +101,7 @@ def test_other_kernels_refuse_it(settings: dict[str, Any], remedy: str, monkeypa
 
 def test_on_a_gpu_it_is_refused() -> None:
     with pytest.raises(ValueError, match=r"not for the triton kernels; use device 'cpu', or quantization 'none'$"):
-        choose_kernels("auto", torch.device("cuda"), torch.float32, GumbelNoise(torch.device("cpu")), None, "q8")
+        choose_kernels("auto", torch.device("cuda"), torch.float32, None, "q8")
 
 
 def test_without_the_library_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

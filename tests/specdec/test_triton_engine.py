@@ -19,7 +19,6 @@ from specdec.kernels.triton.quantized_linear import QuantizedProjection
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.tree import DraftTree, TreeRow
 from specdec.kernels.types.upload import Packet
-from specdec.verify.noise import GumbelNoise
 from tests.baichuan import save_baichuan
 from tests.fakes import (
     save_random_eagle3,
@@ -240,17 +239,16 @@ def test_a_head_dim_that_the_kernels_were_not_made_for_is_refused(tmp_path: Path
 
 def test_a_group_that_the_kernels_were_not_made_for_is_refused() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kernels = choose_kernels("triton", device, torch.float32, GumbelNoise(device))
+    kernels = choose_kernels("triton", device, torch.float32)
     with pytest.raises(ValueError, match="32 query heads share a KV head; the triton kernels support up to 16"):
         kernels.check_model(64, 32)
 
 
 def test_triton_runs_on_a_gpu_alone_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    noise = GumbelNoise(cpu)
-    assert choose_kernels("auto", cpu, torch.float32, noise).name == ("native" if library_file() else "torch")
-    assert choose_kernels("auto", gpu, torch.float64, noise).name == "torch"
-    assert choose_kernels("auto", gpu, torch.bfloat16, noise).name == "triton"
+    assert choose_kernels("auto", cpu, torch.float32).name == ("native" if library_file() else "torch")
+    assert choose_kernels("auto", gpu, torch.float64).name == "torch"
+    assert choose_kernels("auto", gpu, torch.bfloat16).name == "triton"
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(ValueError, match="run on cpu in Triton's interpreter alone; set TRITON_INTERPRET=1"):
-        choose_kernels("triton", cpu, torch.float32, noise)
+        choose_kernels("triton", cpu, torch.float32)

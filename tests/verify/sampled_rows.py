@@ -9,9 +9,10 @@ from torch import Tensor
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import DraftTree
 from specdec.kernels.types.types import Acceptance
+from specdec.kernels.types.upload import Packet
 from specdec.verify.sampling import Context
 from specdec.verify.transforms import NodeRows
-from specdec.verify.verifier import Verifier, node_rows, verify_at_once
+from specdec.verify.verifier import Verifier, node_rows
 
 
 class SampledRow(NamedTuple):
@@ -22,7 +23,10 @@ class SampledRow(NamedTuple):
 
 
 def verify(verifier: Verifier, rows: Sequence[SampledRow], logits: Tensor) -> list[Acceptance]:
-    return verify_at_once(verifier, HostTrees([row.tree for row in rows]), [row.context for row in rows], logits)
+    packet = Packet(logits.device)
+    prepared = verifier.prepare(HostTrees([row.tree for row in rows]), [row.context for row in rows], packet)
+    packet.send()
+    return prepared(logits).read()
 
 
 def nodes_of(rows: Sequence[SampledRow]) -> list[NodeRows]:

@@ -4,9 +4,9 @@ import math
 
 import torch
 
+from specdec.kernels.reference.noise import GumbelNoise, uniforms
 from specdec.kernels.types.types import NoiseKey, Stream, Uniforms
 from specdec.verify.chance import PhiloxChance
-from specdec.verify.noise import GumbelNoise, uniforms
 
 
 def chance_of(seed: int, sample_index: int, position: int, draws: Uniforms = GumbelNoise.uniforms) -> PhiloxChance:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.types.tree import DraftTree
 from specdec.kernels.types.types import NO_TOKEN
-from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.verifier import CoupledVerifier
 from tests.kernel_sets import REFERENCES, TORCH
@@ -36,7 +35,7 @@ def rows_of(cases: list[tuple[DraftTree, Sampling, int]]) -> list[SampledRow]:
 @pytest.mark.parametrize("kernels", ["torch", "triton"])
 @pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")
 def test_paths_and_tokens_are_those_of_the_host(kernels: str) -> None:
-    ours = REFERENCES if kernels == "torch" else choose_kernels("triton", DEVICE, torch.float32, GumbelNoise(DEVICE))
+    ours = REFERENCES if kernels == "torch" else choose_kernels("triton", DEVICE, torch.float32)
     device = torch.device("cpu") if kernels == "torch" else DEVICE
 
     @settings(max_examples=num_cases(100 if kernels == "torch" else 15))

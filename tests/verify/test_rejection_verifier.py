@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdec.kernels.reference.noise import GumbelNoise
 from specdec.kernels.types.draft_trees import Walks
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.types import NO_TOKEN, Acceptance, NoiseKey
 from specdec.verify.chance import Chance, PhiloxChance
 from specdec.verify.host_walks import Rule, host_walk
-from specdec.verify.noise import GumbelNoise
 from specdec.verify.rejection import walk_rejection
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec.kernels.reference.noise import gumbel
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.types import NO_TOKEN, Acceptance
 from specdec.verify.coupled import follow
-from specdec.verify.noise import gumbel
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.verifier import CoupledVerifier

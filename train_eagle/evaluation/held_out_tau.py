@@ -18,7 +18,6 @@ from specdec.models.llama import LlamaModel
 from specdec.train_eagle.data.chat_mask import Sample
 from specdec.train_eagle.evaluation.replay import KnownAnswer, replay
 from specdec.train_eagle.passes.features import OnlineFeatures
-from specdec.verify.noise import GumbelNoise
 
 MAX_TOKENS = 96
 SEATS = 32
@@ -66,7 +65,7 @@ class HeldOutTau:
         if self._answers is None:
             self._answers = self._answered(head.taps)
         self._files.save(head, self._folder, {})
-        kernels = torch_kernels(GumbelNoise(self._model.embed_tokens.weight.device))
+        kernels = torch_kernels(self._model.embed_tokens.weight.device)
         draft = load_head(self._folder, self._model.parts, kernels).draft
         return SpeculationStats.total(replay(draft, self._answers, shape, kernels))
 

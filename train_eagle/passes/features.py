@@ -23,7 +23,6 @@ from specdec.models.llama import LlamaModel
 from specdec.train_eagle.data.chat_mask import Sample
 from specdec.train_eagle.data.prepared_data import write_whole
 from specdec.train_eagle.passes.unrolled_attention import UnrolledAttention
-from specdec.verify.noise import GumbelNoise
 
 PARTS = ("tokens", "mask", "features", "taps")
 # Most tokens of a shard, whose features wait in memory.
@@ -70,7 +69,7 @@ class OnlineFeatures:
 
     def __init__(self, model: LlamaModel, samples: Sequence[Sample], tap_layers: Sequence[int]) -> None:
         config, weight = model.config, model.embed_tokens.weight
-        self.kernels = torch_kernels(GumbelNoise(weight.device))
+        self.kernels = torch_kernels(weight.device)
         self.model, self.samples, self.tap_layers = model, samples, tuple(tap_layers)
         self.lengths = [len(sample.token_ids) for sample in samples]
         self.device, self.dtype = weight.device, weight.dtype

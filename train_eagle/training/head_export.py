@@ -27,7 +27,6 @@ from specdec.train_eagle.training.train_plan import source_names
 from specdec.train_eagle.training.training_kind import TrainingKind
 from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
 from specdec.train_eagle.training.training_state import saved_run
-from specdec.verify.noise import GumbelNoise
 
 
 class Trained(NamedTuple):
@@ -112,7 +111,7 @@ def from_folder(folder: Path, target: Path | None = None) -> Trained:
         # Nothing of the target is written, so placeholders for its matrices do.
         device, nothing = torch.device("cpu"), torch.zeros(1).expand(llama.vocab_size, llama.hidden_size)
         parts = TargetParts(nothing, Projection(nothing), llama)
-        kernels = replace(torch_kernels(GumbelNoise(device)), projection=_KeptWeight)
+        kernels = replace(torch_kernels(device), projection=_KeptWeight)
         loaded = found.kind.build(found, parts, kernels)
         if loaded.other is not None:
             raise CheckpointError("config.json leaves open how it counts the layers it reads; give both countings")

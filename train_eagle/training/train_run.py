@@ -37,7 +37,6 @@ from specdec.train_eagle.training.train_plan import TrainPlan, read_samples, sou
 from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
 from specdec.train_eagle.training.training_state import TrainingState
 from specdec.train_eagle.training.unrolled_loss import UnrolledLoss
-from specdec.verify.noise import GumbelNoise
 
 # Settings that may change when a run is resumed.
 FREE = (
@@ -105,7 +104,7 @@ class TrainingRun:
         kept |= {**self.made_with, "processes": self.accelerator.num_processes}
         self.state = TrainingState(self.folder, kept, config.resume)
         weights = dtype if mixed == "bf16" else torch.float32
-        self.model = load_llama(target, weights, self.device, torch_kernels(GumbelNoise(self.device)))
+        self.model = load_llama(target, weights, self.device, torch_kernels(self.device))
         self.head = new_head(config, self.model.weights, self.plan.samples, self.plan.settings)
         self.trainer = self.kind.trainer(self.head, plain(self.model.weights.lm_head_weight), self.plan.loss)
         self.trained = [parameter for parameter in self.head.parameters() if parameter.requires_grad]

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
+from specdec.kernels.reference.noise import gumbel, uniforms
 from specdec.kernels.reference.sampling import HostSampling
 from specdec.kernels.types.types import NoiseKey, Stream
-from specdec.verify.noise import gumbel, uniforms
 from tests.fakes import save_random_block, save_random_head, save_random_llama
 from tests.profiles import IS_NIGHTLY, by_day
 from tests.shared_results import shared
@@ -250,7 +250,7 @@ def test_no_draw_shares_its_noise_with_another(
     assert isinstance(sampling, HostSampling)
     monkeypatch.setattr(sampling.noise, "at", drafting)
     # The walk has taken the function itself.
-    monkeypatch.setattr("specdec.verify.noise.uniforms", drawing)
+    monkeypatch.setattr("specdec.kernels.reference.noise.uniforms", drawing)
     output = llm.generate([PROMPT], SamplingParams(temperature=1.0, seed=1, max_tokens=24, ignore_eos=True))[0]
     assert 0 < sum(output.outputs[0].accepted) < 20
     assert {stream for _, stream, _ in asked} == {Stream.DRAFT, Stream.RESIDUAL}

@@ -23,7 +23,6 @@ from specdec.kernels.types.quantized_tensor import QuantizedTensor
 from specdec.kernels.types.settings import KernelChoice
 from specdec.kernels.types.tree import DraftTree, TreeRow
 from specdec.models.llama import load_llama, normalised
-from specdec.verify.noise import GumbelNoise
 from tests.baichuan import CONFIG, NORMALISED, ROTARY, Baichuan, save_baichuan, slopes
 from tests.fakes import edit_json, save_random_eagle3, save_random_head
 from tests.kernel_sets import TORCH
@@ -89,7 +88,7 @@ def test_logits_of_trees_equal_the_twins_of_each_path(
     if choice == "native" and library_file() is None:
         return
     folder, twin = six
-    kernels = choose_kernels(choice, CPU, dtype, GumbelNoise(CPU), 1)
+    kernels = choose_kernels(choice, CPU, dtype, 1)
     model = load_llama(folder, dtype, CPU, kernels)
     texts = [random_tokens(cached + known, seed + i) for i, (cached, known, _) in enumerate(requests)]
     plan = shuffled_tables([len(text) + len(tree) for text, (_, _, tree) in zip(texts, requests, strict=True)], 8, seed)

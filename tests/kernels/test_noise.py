@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from specdec.kernels.reference.noise import GumbelNoise, gumbel, uniforms
 from specdec.kernels.types.types import NoiseKey, Stream
-from specdec.verify.noise import GumbelNoise, gumbel, uniforms
 
 
 def test_is_a_function_of_its_arguments() -> None:
@@ -110,13 +110,13 @@ def fixed_words(word: int) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(("word", "value"), [(2**64 - 1, 1 - 2.0**-53), (2**11, 2.0**-53), (2**11 - 1, 0.0)])
 def test_uniforms_are_below_one_for_the_largest_word(monkeypatch: pytest.MonkeyPatch, word: int, value: float) -> None:
-    monkeypatch.setattr("specdec.verify.noise._philox", fixed_words(word))
+    monkeypatch.setattr("specdec.kernels.reference.noise._philox", fixed_words(word))
     assert uniforms(0, 0, 0, 3) == [value] * 3
 
 
 @pytest.mark.parametrize("word", [0, 2**64 - 1])
 def test_gumbel_is_finite_for_the_extreme_words(monkeypatch: pytest.MonkeyPatch, word: int) -> None:
-    monkeypatch.setattr("specdec.verify.noise._philox", fixed_words(word))
+    monkeypatch.setattr("specdec.kernels.reference.noise._philox", fixed_words(word))
     assert torch.isfinite(gumbel(0, 0, 0, 4)).all()
 
 

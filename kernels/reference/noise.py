@@ -8,12 +8,6 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.types.types import NoiseKey, NoiseMaker, Stream
-from specdec.verify.sampling import Context
-
-
-def noise_key(context: Context) -> NoiseKey:
-    """Return the key of a request's next output position."""
-    return NoiseKey(context.sampling.seed, context.sampling.sample_index, context.num_output)
 
 
 class GumbelNoise:
@@ -35,10 +29,6 @@ class GumbelNoise:
         self._vectors = torch.empty(0, 0, device=device)
         self._free: list[int] = []
         self._kept: OrderedDict[tuple[NoiseKey, Stream, int], int] = OrderedDict()
-
-    def made_by(self, make: NoiseMaker) -> "GumbelNoise":
-        """Return another source of the same noise, made in another way."""
-        return GumbelNoise(self._vectors.device, self.cache_bytes, make)
 
     def num_kept(self, size: int) -> int:
         """Return how many vectors of a size are kept; each is valid until as many others have been asked for."""
