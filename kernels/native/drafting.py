@@ -1,6 +1,5 @@
 """Drafters by the compiled library: a head reads tokens, and its trees are searched, all in one call."""
 
-from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
 
@@ -35,7 +34,7 @@ GATE_FLOATS = 16
 KEEP_ALL = (0.0, 0, 1.0)
 
 
-class NativeTrees(ABC):
+class NativeTrees:
     """Rows for the library's drafters, and the trees that they write.
 
     Args:
@@ -45,6 +44,9 @@ class NativeTrees(ABC):
         adapters: those of the head's layers; None without.
     """
 
+    # The library's drafter, and its head.
+    _name: str
+    _head: HeadFields | BlockFields
     adapters: RowAdapters | None = None
 
     def __init__(self, library: Library, noise: GumbelNoise, vocab_size: int, cache: DraftingCache) -> None:
@@ -62,10 +64,6 @@ class NativeTrees(ABC):
             rotary=cache.rotary.data_ptr(),
             kv=cache.kv.data_ptr(),
         )
-
-    @abstractmethod
-    def _draft(self, drafting: DraftingFields) -> None:
-        """Make the call."""
 
     def takes(self, rows: Sequence[DraftingRow]) -> bool:
         """Return whether trees are not too wide for the library, and need no more noise than is kept."""
@@ -114,7 +112,7 @@ class NativeTrees(ABC):
         given.limits = None if limits is None else limits.data_ptr()
         given.noise = None if noise is None else address_of(noise)
         given.values, given.adapters = address_of(values), None if adapters is None else address_of(adapters)
-        self._draft(given)
+        self.library.call(self._name, self._head, given)
         found = [NO_DRAFTS] * len(rows)
         for place, row, size in zip(range(0, trees * most, most or 1), order, written[:trees], strict=False):
             begins = (trees + part * trees * most + place for part in range(3))
@@ -144,6 +142,8 @@ class NativeDrafting(NativeTrees):
         output: from states to scores.
         tokens: int64 `[size]`, the tokens scored; None for all in order.
     """
+
+    _name = "draft"
 
     def __init__(
         self,
@@ -190,9 +190,6 @@ class NativeDrafting(NativeTrees):
             output.fields,
         )
 
-    def _draft(self, drafting: DraftingFields) -> None:
-        self.library.draft(self._head, drafting)
-
 
 class NativeBlockDrafting(NativeTrees):
     """The drafter of one block head and output matrix: one pass, and trees of its candidates.
@@ -203,6 +200,8 @@ class NativeBlockDrafting(NativeTrees):
         tokens: int64 `[size]`, the tokens scored; None for all in order.
         scorer_rows: int64 `[vocab_size]`, the row of `BlockWeights.successors` of each token; None for all in order.
     """
+
+    _name = "draft_block"
 
     def __init__(
         self,
@@ -248,9 +247,6 @@ class NativeBlockDrafting(NativeTrees):
             head.context.fields,
             output.fields,
         )
-
-    def _draft(self, drafting: DraftingFields) -> None:
-        self.library.draft_block(self._head, drafting)
 
 
 def _gates(joint: tuple[Tensor, Tensor] | None, rank: int) -> tuple[int, tuple[Tensor, Tensor] | tuple[None, None]]:

@@ -306,11 +306,17 @@ class Library:
         if not self._context:
             raise ValueError(f"the native kernels' form {form!r} does not run on this processor, or memory is short")
         self.form: str = self._calls["form"](self._context).decode()
-        self._product, self._layer, self._pass = (self._calls[name] for name in ("product", "layer", "pass"))
-        self._rows = self._calls["rows"]
-        self._attend, self._norm, self._draft = (self._calls[name] for name in ("attend", "norm", "draft"))
-        self._filter, self._move, self._noise = (self._calls[name] for name in ("filter", "move", "noise"))
-        self._walk, self._draft_block = (self._calls[name] for name in ("walk", "draft_block"))
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call `specdec_NAME`; the arrays that fields name last are written.
+
+        Raises:
+            MemoryError: there is none for its arrays.
+        """
+        if self._calls[name](self._context, *arguments):
+            raise MemoryError(
+                "no memory for arrays of the native kernels; lower max_num_batched_tokens or kv_cache_memory"
+            )
 
     def __del__(self) -> None:
         if getattr(self, "_context", None):
@@ -323,20 +329,16 @@ class Library:
         Args:
             step: rows with adapters; None where there are none.
         """
-        _check(self._product(self._context, matrix, step, x.shape[0], x.data_ptr(), out.data_ptr()))
+        self.call("product", matrix, step, x.shape[0], x.data_ptr(), out.data_ptr())
 
     def rows(self, matrix: MatrixFields, rows: Tensor, out: Tensor) -> None:
         """Write rows of a weight of few bits, int64 `[count]`, into `out` `[count, inputs]`."""
-        _check(self._rows(self._context, matrix, len(rows), rows.data_ptr(), out.data_ptr()))
+        self.call("rows", matrix, len(rows), rows.data_ptr(), out.data_ptr())
 
     def layer(self, layer: LayerFields, step: StepFields, x: Tensor | None, residual: Tensor, out: Tensor) -> None:
         """Run a decoder layer into `out`; see `FusedLayer`."""
         inputs = None if x is None else x.data_ptr()
-        _check(self._layer(self._context, layer, step, inputs, residual.data_ptr(), out.data_ptr()))
-
-    def target_pass(self, target: TargetFields, given: PassFields) -> None:
-        """Run a pass; the arrays that `given` names last are written."""
-        _check(self._pass(self._context, target, given))
+        self.call("layer", layer, step, inputs, residual.data_ptr(), out.data_ptr())
 
     def attend(
         self,
@@ -351,28 +353,16 @@ class Library:
         """Attend with `query` `[rows, heads, head_dim]`, contiguous, and `slopes` float32 `[heads]`."""
         (_, heads, dim), given, own = query.shape, query.data_ptr(), out.data_ptr()
         falling = None if slopes is None else slopes.data_ptr()
-        _check(self._attend(self._context, heads, kv_heads, dim, window, falling, scale, step, given, own))
-
-    def draft(self, head: HeadFields, drafting: DraftingFields) -> None:
-        """Read tokens and search draft trees; the arrays that `drafting` names last are written."""
-        _check(self._draft(self._context, head, drafting))
-
-    def draft_block(self, head: BlockFields, drafting: DraftingFields) -> None:
-        """Write context rows, run blocks and search their trees; the arrays that `drafting` names last are written."""
-        _check(self._draft_block(self._context, head, drafting))
+        self.call("attend", heads, kv_heads, dim, window, falling, scale, step, given, own)
 
     def noise(self, keys: Sequence[NoiseKey], size: int, stream: Stream, lane: int, places: Sequence[int]) -> None:
         """Write the Gumbel noise of each key, float32 `[size]`, where it is to lie."""
         given, addresses = numbers(number for key in keys for number in key), numbers(places)
-        _check(self._noise(self._context, len(keys), size, address_of(given), stream, lane, address_of(addresses)))
+        self.call("noise", len(keys), size, address_of(given), stream, lane, address_of(addresses))
 
     def filter(self, scores: Tensor, limits: Tensor) -> None:
         """Drop tokens of `scores` `[rows, size]` by `limits` `[rows, 3]`, both float32 and contiguous, in place."""
-        _check(self._filter(self._context, *scores.shape, scores.data_ptr(), limits.data_ptr()))
-
-    def walk(self, given: WalkFields) -> None:
-        """Walk down each row's tree; the arrays that `given` names last are written."""
-        _check(self._walk(self._context, given))
+        self.call("filter", *scores.shape, scores.data_ptr(), limits.data_ptr())
 
     def move(
         self, kv: int, layers: int, layer_bytes: int, slot_bytes: int, count: int, source: int, target: int
@@ -383,14 +373,9 @@ class Library:
             kv: where the first layer lies.
             source: where the numbers of `count` slots lie; `target` likewise.
         """
-        _check(self._move(self._context, kv, layers, layer_bytes, slot_bytes, count, source, target))
+        self.call("move", kv, layers, layer_bytes, slot_bytes, count, source, target)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """Norm the last dimension of `x`, contiguous, with a float32 weight."""
         size = x.shape[-1]
-        _check(self._norm(self._context, x.numel() // size, size, x.data_ptr(), weight.data_ptr(), eps, out.data_ptr()))
-
-
-def _check(failed: int) -> None:
-    if failed:
-        raise MemoryError("no memory for arrays of the native kernels; lower max_num_batched_tokens or kv_cache_memory")
+        self.call("norm", x.numel() // size, size, x.data_ptr(), weight.data_ptr(), eps, out.data_ptr())

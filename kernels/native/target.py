@@ -100,7 +100,7 @@ class NativeTarget:
             given.spans, given.adapted = len(spans) // 3, address_of(spans)
         logits = self._logits_of(sum(scored) + len(parents))
         given.logits = self._address
-        self.library.target_pass(self._target, given)
+        self.library.call("pass", self._target, given)
         # Until here the library reads them.
         del kept, spans
         return logits

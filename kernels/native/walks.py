@@ -103,7 +103,7 @@ class NativeWalks:
         given.keys, given.noise, given.draft_probs = (
             address if part else None for part, address in zip((keys, places, tables), lists[7:], strict=True)
         )
-        self.library.walk(given)
+        self.library.call("walk", given)
         lengths, next_tokens = written[:rows], written[rows : 2 * rows]
         if not tokens:
             return [Acceptance((), token) for token in next_tokens]
