@@ -59,11 +59,6 @@ class Projection:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
 
     @property
-    def is_packed(self) -> bool:
-        """True if products read a rearranged copy of `weight`."""
-        return self._packed is not None
-
-    @property
     def keeps_weight(self) -> bool:
         return self._packed is None or self.is_small
 

@@ -72,29 +72,8 @@ class BlockTable(list[int]):
         for copy in self.copies:
             copy.known = min(copy.known, first)
 
-    def insert(self, place: Any, block: int) -> None:
-        self._forget_from(0)
-        super().insert(place, block)
-
-    def pop(self, place: Any = -1) -> int:
-        self._forget_from(0)
-        return super().pop(place)
-
-    def remove(self, block: int) -> None:
-        self._forget_from(0)
-        super().remove(block)
-
-    def clear(self) -> None:
-        self._forget_from(0)
-        super().clear()
-
-    def reverse(self) -> None:
-        self._forget_from(0)
-        super().reverse()
-
-    def sort(self, **order: Any) -> None:
-        self._forget_from(0)
-        super().sort(**order)
+    # Nothing needs them, and the list's own would not tell the copies.
+    insert = pop = remove = clear = reverse = sort = None  # type: ignore[assignment]
 
 
 def pad_block_tables(tables: Sequence[Sequence[int]]) -> NDArray[np.int64]:

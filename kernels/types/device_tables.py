@@ -48,7 +48,7 @@ class DeviceTables:
                 row.end = max(row.end, len(table))
                 self._behind[row.place] = row
         if self._behind:
-            packet.attach(self)
+            packet.attach(self._add_to)
         return [row.place for row in rows]
 
     def _row_of(self, given: Sequence[int]) -> "_Row":
@@ -66,7 +66,7 @@ class DeviceTables:
         self._held[id(origin)] = row
         return row
 
-    def add_to(self, packet: Packet) -> Callable[[], None]:
+    def _add_to(self, packet: Packet) -> Callable[[], None]:
         """Add all that the device does not know yet to a packet; return what writes it once that is sent."""
         behind, self._behind = self._behind, {}
         places, numbers = list[int](), list[int]()

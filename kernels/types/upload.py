@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,14 +67,6 @@ class PacketLayout:
         ]
 
 
-class Changes(Protocol):
-    """Changes of a device's memory that go there with a packet."""
-
-    def add_to(self, packet: "Packet") -> Callable[[], None]:
-        """Add the numbers to a packet; return what makes the changes once it is sent."""
-        ...
-
-
 class Packet:
     """Numbers for a device that go there in one copy: each copy is a call of the host, whatever its size.
 
@@ -84,7 +76,7 @@ class Packet:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._chunks: list[_Chunk] = []
-        self._attached: list[Changes] = []
+        self._attached: list[Callable[[Packet], Callable[[], None]]] = []
 
     @property
     def is_copied(self) -> bool:
@@ -124,14 +116,18 @@ class Packet:
         """
         return self._chunk_for(layout.size).following(layout.size)
 
-    def attach(self, changes: Changes) -> None:
-        """Have changes made once the packet is sent; they are asked for theirs then."""
+    def attach(self, changes: "Callable[[Packet], Callable[[], None]]") -> None:
+        """Have memory of the device changed with this packet.
+
+        Args:
+            changes: called when the packet is sent; adds its numbers, and returns what makes the changes afterwards.
+        """
         if changes not in self._attached:
             self._attached.append(changes)
 
     def send(self) -> None:
         """Send what was added since the last call, before anything reads it."""
-        make = [changes.add_to(self) for changes in self._attached]
+        make = [changes(self) for changes in self._attached]
         self._attached.clear()
         for chunk in self._chunks:
             chunk.send()

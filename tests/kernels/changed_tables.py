@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 blocks = st.integers(0, 50)
 some = st.lists(blocks, max_size=6)
-kinds = ["+=", "append", "[i] =", "[a:b] =", "del", "del i", "insert", "pop", "sort", "reverse", "clear", "read"]
+kinds = ["+=", "append", "[i] =", "[a:b] =", "del", "del i", "read"]
 # What is done, places in percent of the length, and blocks.
 changes = st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 100), st.integers(0, 100), some), max_size=12)
 
@@ -27,9 +27,3 @@ def change(table: Any, what: str, at: int, to: int, new: list[int]) -> None:
             del table[first:last]
         case "del i" if first < size:
             del table[first]
-        case "insert":
-            table.insert(first, len(new))
-        case "pop" if size:
-            table.pop(min(first, size - 1))
-        case "sort" | "reverse" | "clear":
-            getattr(table, what)()
