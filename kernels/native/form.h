@@ -1,4 +1,14 @@
 /* The operations, compiled for the processor that the including file names by `FORM_*`; FORM is their table. */
+#if defined(FORM_TARGET)
+#define PRAGMA_OF(words) _Pragma(#words)
+#define PRAGMA(words) PRAGMA_OF(words)
+#if defined(__clang__)
+PRAGMA(clang attribute push(__attribute__((target(FORM_TARGET))), apply_to = function))
+#else
+PRAGMA(GCC target(FORM_TARGET))
+#endif
+#endif
+
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -51,3 +61,7 @@ const form FORM = {
     .norm = norm_as_given, .run_pass = run_pass, .noise = noise, .filter = filter, .run_walks = run_walks,
     .run_drafting = run_drafting, .run_block_drafting = run_block_drafting,
 };
+
+#if defined(FORM_TARGET) && defined(__clang__)
+#pragma clang attribute pop
+#endif

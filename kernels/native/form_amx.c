@@ -17,18 +17,11 @@ int amx_runs(void) {
     return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
 }
 
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c,amx-tile,amx-bf16,amx-int8"))), apply_to = function)
-#else
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c,amx-tile,amx-bf16,amx-int8")
-#endif
+#define FORM_TARGET "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c,amx-tile,amx-bf16,amx-int8"
 #define FORM_AVX512
 #define FORM_PAIRS
 #define FORM_AMX /* products of tiles of bfloat16 */
 #define FORM amx_form
 #define FORM_NAME "amx"
 #include "form.h"
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
 #endif
