@@ -141,31 +141,6 @@ static char *run_block(context *c, const block_head *h, const drafting *d, const
     return norm(c, d->trees * depth, h->hidden, spare, h->norm, h->eps, spare) ? NULL : spare;
 }
 
-/* Move the `k` largest of `count` different numbers to the front. */
-static void move_largest(uint64_t *numbers, int64_t count, int64_t k) {
-    for (int64_t low = 0, high = count - 1; low < high;) {
-        const uint64_t pivot = numbers[(low + high) / 2];
-        int64_t i = low, j = high;
-        while (i <= j) {
-            while (numbers[i] > pivot)
-                i++;
-            while (numbers[j] < pivot)
-                j--;
-            if (i <= j) {
-                const uint64_t other = numbers[i];
-                numbers[i++] = numbers[j];
-                numbers[j--] = other;
-            }
-        }
-        if (k <= j + 1)
-            high = j;
-        else if (k > i)
-            low = i;
-        else
-            return;
-    }
-}
-
 /* Find the `k` largest of a row of scores, in any order; impossible ones have no place among them. The row ends with
    LANES numbers of -infinity. Returns how many there are. */
 static int64_t largest_of_row(const float *scores, int64_t size, int64_t k, float *values, int64_t *places) {
@@ -178,16 +153,13 @@ static int64_t largest_of_row(const float *scores, int64_t size, int64_t k, floa
             ranks[count++] = rank_of(scores[place], place);
         }
         if (count > 2 * LARGEST_WIDTH) {
-            move_largest(ranks, count, k);
+            select_ranks(ranks, count, k);
             count = k;
-            uint64_t lowest = ranks[0];
-            for (int64_t j = 1; j < k; j++)
-                lowest = ranks[j] < lowest ? ranks[j] : lowest;
-            least = score_of(lowest);
+            least = score_of(ranks[k - 1]);
         }
     }
     if (count > k) {
-        move_largest(ranks, count, k);
+        select_ranks(ranks, count, k);
         count = k;
     }
     for (int64_t i = 0; i < count; i++) {

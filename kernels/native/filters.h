@@ -155,26 +155,29 @@ static float total_weight(const float *scores, int64_t size, float least, float 
     return (float)all;
 }
 
-/* The largest score; NaN where one is no number. */
-INLINE float largest_score(const float *scores, int64_t size) {
+/* The largest of a row of scores; NaN where one is no number. */
+INLINE float largest_score(const char *scores, int64_t size, int kind) {
+    const int64_t bytes = size_of(kind);
     vf most = splat(-INFINITY);
     vi odd = most != most;
     int64_t i = 0;
     for (; i + LANES <= size; i += LANES) {
-        const vf x = load(scores + i);
+        const vf x = load_as(scores + i * bytes, kind);
         most = largest_of(x, most);
         odd |= x != x;
     }
-    float largest = any_lane(odd) ? NAN : largest_lane(most);
-    for (; i < size; i++)
-        largest = scores[i] <= largest ? largest : scores[i] > largest ? scores[i] : NAN;
+    float largest = lanes_set(odd) ? NAN : largest_lane(most);
+    for (; i < size; i++) {
+        const float x = load_one(scores + i * bytes, kind);
+        largest = x <= largest ? largest : x > largest ? x : NAN;
+    }
     return largest;
 }
 
 /* Set the scores that are dropped to -infinity. A row without a largest score that is finite stays as it is. `ranks` is
    for `size` of them, at least MOST_GROUPS. */
 static void filter_row(float *scores, int64_t size, const float *limits, uint64_t *ranks) {
-    const float min_p = limits[0], top_p = limits[2], highest = largest_score(scores, size);
+    const float min_p = limits[0], top_p = limits[2], highest = largest_score((const char *)scores, size, FLOAT32);
     const int64_t top_k = limits[1] < size ? (int64_t)limits[1] : size;
     if (!(fabsf(highest) < INFINITY))
         return;

@@ -2,14 +2,6 @@
 
 enum { NO_TOKEN = -1, SCORES_AT_ONCE = 1 << 15 };
 
-INLINE int any_lane(vi mask) {
-    int32_t lanes[LANES], any = 0;
-    memcpy(lanes, &mask, sizeof lanes);
-    for (int i = 0; i < LANES; i++)
-        any |= lanes[i];
-    return any != 0;
-}
-
 INLINE int64_t argmax_row(const char *scores, const float *noise, int64_t size, int kind) {
     const size_t bytes = size_of(kind);
     const int64_t whole = size / LANES * LANES;
@@ -23,7 +15,7 @@ INLINE int64_t argmax_row(const char *scores, const float *noise, int64_t size, 
         odd |= x != x;
     }
     float largest = largest_lane(most);
-    int is_odd = any_lane(odd);
+    int is_odd = lanes_set(odd) != 0;
     for (int64_t i = whole; i < size; i++) {
         float x = load_one(scores + i * bytes, kind) + (noise ? noise[i] : 0);
         largest = x > largest ? x : largest;
@@ -36,7 +28,7 @@ INLINE int64_t argmax_row(const char *scores, const float *noise, int64_t size, 
         vf x = load_as(scores + first * bytes, kind);
         if (noise)
             x += load(noise + first);
-        if (any_lane(x == splat(largest)))
+        if (lanes_set(x == splat(largest)))
             break;
     }
     while (load_one(scores + first * bytes, kind) + (noise ? noise[first] : 0) != largest)

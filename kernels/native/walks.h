@@ -42,22 +42,10 @@ static int weigh(walking *r, int64_t node) {
     const char *scores = scores_after(r, node);
     const int64_t size = r->w->size, bytes = size_of(r->w->kind);
     const int kind = r->w->kind;
-    vf most = splat(-INFINITY);
-    vi odd = most != most;
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) {
-        const vf x = load_as(scores + i * bytes, kind);
-        most = largest_of(x, most);
-        odd |= x != x;
-    }
-    float highest = any_lane(odd) ? NAN : largest_lane(most);
-    for (; i < size; i++) {
-        const float x = load_one(scores + i * bytes, kind);
-        highest = x <= highest ? highest : x > highest ? x : NAN;
-    }
+    const float highest = largest_score(scores, size, kind);
     if (!(fabsf(highest) < INFINITY))
         return 0;
-    for (i = 0; i < size; i += LANES) {
+    for (int64_t i = 0; i < size; i += LANES) {
         float x[LANES];
         const int64_t left = size - i < LANES ? size - i : LANES;
         if (left == LANES)
@@ -111,9 +99,9 @@ static int64_t draw(const walking *r, int64_t depth) {
     return last;
 }
 
-/* p becomes max(scale * p - q, 0), unless nothing is left. Returns its sum. */
-static double take_residual(walking *r, double scale) {
-    const double *p = r->p.weights, *q = r->q.weights, of_p = scale / r->p.total, of_q = 1 / r->q.total;
+/* p becomes max(p - q, 0), unless nothing is left. */
+static void take_residual(walking *r) {
+    const double *p = r->p.weights, *q = r->q.weights, of_p = 1 / r->p.total, of_q = 1 / r->q.total;
     double *rest = r->spare;
     for (int64_t i = 0; i < r->w->size; i++) {
         const double left = p[i] * of_p - q[i] * of_q;
@@ -124,7 +112,6 @@ static double take_residual(walking *r, double scale) {
         r->spare = r->p.weights;
         r->p = (chances){rest, total};
     }
-    return total;
 }
 
 /* Take a token out, unless nothing would be left. */
@@ -166,7 +153,7 @@ static int64_t walk_tree(walking *r, int64_t *path, int64_t *next) {
                 } else if (of_q > 0) {
                     if (!rejected++)
                         weigh_draft(r, node);
-                    take_residual(r, 1);
+                    take_residual(r);
                     take_token(r, &r->q, token);
                 }
             }
