@@ -78,7 +78,7 @@ def copies(llm: LLM) -> tuple[float, float]:
         start = time.perf_counter()
         memory.store(blocks, blocks, memory.names).wait()
         middle = time.perf_counter()
-        memory.load(blocks, blocks, memory.names).wait()
+        memory.load(blocks, blocks).wait()
         times.append((middle - start, time.perf_counter() - middle))
     out, back = zip(*times, strict=True)
     return min(out), min(back)
