@@ -29,7 +29,7 @@ from specdec import LLM, DraftShape
 from specdec.config import EAGLE2_SHAPE
 from specdec.core.outputs import SpeculationStats
 from specdec.draft_heads.heads.draft_head import DraftModel, HeadForm
-from specdec.draft_heads.heads.readout import Readout
+from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.kernels.kernel_set import torch_kernels
 from specdec.train_eagle.data.chat_mask import Sample
 from specdec.train_eagle.data.prepared_data import PreparedData
@@ -50,7 +50,7 @@ def first_answer(sample: Sample) -> Sample:
     return Sample(sample.token_ids[:end], sample.mask[:end])
 
 
-def measure(head: HeadForm, readout: Readout, batches: Sequence[FeatureBatch]) -> dict[str, Any]:
+def measure(head: HeadForm, readout: MatrixReadout, batches: Sequence[FeatureBatch]) -> dict[str, Any]:
     """Return the figures of a head on conversations of one kind."""
     kernels, depth = torch_kernels(torch.device("cpu")), EAGLE2_SHAPE.depth
     answers = [KnownAnswer(batch, int(batch.mask.nonzero()[0])) for batch in batches]

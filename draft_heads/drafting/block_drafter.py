@@ -15,7 +15,7 @@ from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.heads.block_head import BlockForm
 from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.heads.edge_scorers import CANDIDATES
-from specdec.draft_heads.heads.readout import Readout
+from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.kernel_set import KernelSet
@@ -83,7 +83,7 @@ class BlockDrafter(TreeDrafter[Paths]):
     def __init__(
         self,
         head: BlockForm,
-        readout: Readout,
+        readout: MatrixReadout,
         kv: Tensor,
         features: Tensor | None,
         block_size: int,

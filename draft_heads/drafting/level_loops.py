@@ -14,7 +14,7 @@ from specdec.draft_heads.drafting.drafts_ahead import DraftsAhead
 from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
 from specdec.draft_heads.drafting.tree_search import Searched, TreeSearch
 from specdec.draft_heads.heads.draft_head import CachedHead
-from specdec.draft_heads.heads.readout import Readout
+from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.adapters import AdapterBank
 from specdec.kernels.types.device_tables import DeviceTables
@@ -71,7 +71,7 @@ class LevelLoops(ABC, Generic[State]):
     def __init__(
         self,
         head: CachedHead,
-        readout: Readout,
+        readout: MatrixReadout,
         kv: Tensor,
         features: Tensor | None,
         block_size: int,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from specdec.draft_heads.heads.readout import Readout
+from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, DecoderLayer, Mixer, new_embedding, split_layer
 from specdec.draft_heads.llama.rope import Rotary
@@ -263,7 +263,7 @@ class DraftModel(NamedTuple):
     """
 
     head: CachedHead
-    readout: Readout
+    readout: MatrixReadout
     adapters: AdapterBank | None = None
     part: ModelPart | None = None
 

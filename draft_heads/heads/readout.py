@@ -1,6 +1,6 @@
-"""Readouts: from a head's states to scores of all tokens, or of those of its own vocabulary."""
+"""The readout: from a head's states to scores of all tokens, or of those of its own vocabulary."""
 
-from typing import Protocol
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -8,45 +8,38 @@ from specdec.kernels.types.product import Product
 from specdec.kernels.types.types import Candidates
 
 
-class Readout(Protocol):
-    """Scores next tokens, all of them or those of a vocabulary of its own.
-
-    Attributes:
-        size: number of tokens scored per row.
-        projection: the output matrix; a rank's part of it, where ranks share it.
-        is_whole: whether the scores are those of `projection`.
-        tokens: int64 `[size]`, the tokens scored; None for every token in order.
-    """
-
-    projection: Product
-    is_whole: bool
-    tokens: Tensor | None
-
-    @property
-    def size(self) -> int: ...
-
-    def __call__(self, hidden: Tensor) -> Candidates:
-        """Return the logits of states, `[rows, hidden_size]`."""
-        ...
-
-
 class MatrixReadout:
-    """A readout by one matrix product.
+    """Scores next tokens by one matrix product.
 
     Args:
-        projection: the output matrix, to `[rows, size]`.
+        projection: the output matrix; a rank's rows of it, where ranks share it.
         vocab_size: the target's vocabulary size.
-        tokens: int64 `[size]`, the tokens of the matrix's rows; None for every token in order.
+        tokens: int64 `[size]`, the tokens of the whole matrix's rows; None for every token in order.
+        gather: returns the scores of all ranks' rows, `[rows, size]`; None if `projection` is the whole matrix. Gathering
+            all of them is exact for whatever follows: filters, edits, noise, drawn drafts. The best tokens and the
+            log-sum-exp of each rank would be fewer bytes, but serve plain search alone.
     """
 
-    is_whole = True
+    def __init__(
+        self,
+        projection: Product,
+        vocab_size: int,
+        tokens: Tensor | None = None,
+        gather: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.projection, self.vocab_size, self.tokens, self.gather = projection, vocab_size, tokens, gather
 
-    def __init__(self, projection: Product, vocab_size: int, tokens: Tensor | None = None) -> None:
-        self.projection, self.vocab_size, self.tokens = projection, vocab_size, tokens
+    @property
+    def is_whole(self) -> bool:
+        """Whether the scores are those of `projection`."""
+        return self.gather is None
 
     @property
     def size(self) -> int:
-        return self.projection.size
+        """Number of tokens scored per row."""
+        return self.vocab_size if self.tokens is None else len(self.tokens)
 
     def __call__(self, hidden: Tensor) -> Candidates:
-        return Candidates(self.projection(hidden), self.vocab_size, self.tokens)
+        """Return the logits of states, `[rows, hidden_size]`; with `gather` the same on all ranks."""
+        scores = self.projection(hidden)
+        return Candidates(scores if self.gather is None else self.gather(scores), self.vocab_size, self.tokens)

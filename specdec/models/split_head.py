@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from specdec.draft_heads.formats.head_kind import HeadDescription, LoadedHead
 from specdec.draft_heads.formats.head_kinds import fitting_head
 from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, TargetParts
+from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.mlp_kinds import mlp_kind
@@ -20,7 +22,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.models.checkpoint import read_weights
 from specdec.models.llama_draft import draft_of
 from specdec.models.sharded_llama import ShardedLlama, load_shard
-from specdec.models.split_parts import SplitEmbedding, SplitReadout, split_rows
+from specdec.models.split_parts import SplitEmbedding, gathered, split_rows
 from specdec.models.tp_plan import Shard, TPPlan, tp_plan
 from specdec.parallel.rank_group import RankGroup, lone_group
 from specdec.parallel.rank_layout import RankGroups
@@ -100,7 +102,9 @@ def head_plan(sizes: LlamaConfig, *, splits_vocabulary: bool = True) -> TPPlan:
 
 def gathering(draft: DraftModel, group: RankGroup) -> DraftModel:
     """Return a draft model whose ranks gather the logits of their parts of the output matrix."""
-    return draft._replace(readout=SplitReadout(draft.readout, draft.head.llama.vocab_size, group))
+    own = draft.readout
+    gather = partial(gathered, total=own.size, group=group)
+    return draft._replace(readout=MatrixReadout(own.projection, own.vocab_size, own.tokens, gather))
 
 
 def part_of_target(target: ShardedLlama) -> TargetParts:

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.llama_layer import DecoderLayer
 from specdec.kernels.types.integers import ceil_div
-from specdec.kernels.types.types import Candidates
 from specdec.models.tp_plan import Span, TPPlan
 from specdec.parallel.rank_group import RankGroup
 
@@ -56,25 +54,3 @@ def gathered(logits: Tensor, total: int, group: RankGroup) -> Tensor:
     padding = ceil_div(total, group.size) - logits.shape[1]
     parts = group.all_gather(F.pad(logits, (0, padding)) if padding else logits)
     return torch.cat(parts, 1)[:, :total]
-
-
-class SplitReadout:
-    """A readout whose output matrix is split over ranks by its rows; the ranks gather their logits.
-
-    Gathering all of them is exact for whatever follows: filters, edits, noise, drawn drafts. The best tokens and the
-    log-sum-exp of each rank would be fewer bytes, but serve plain search alone.
-
-    Args:
-        own: the readout of this rank's rows; its `tokens` are those of all rows.
-    """
-
-    is_whole = False
-
-    def __init__(self, own: Readout, vocab_size: int, group: RankGroup) -> None:
-        self.own, self.group, self.projection, self.tokens = own, group, own.projection, own.tokens
-        self.size = vocab_size if own.tokens is None else len(own.tokens)
-
-    def __call__(self, hidden: Tensor) -> Candidates:
-        """Return the logits of states, `[rows, hidden_size]`, the same on all ranks."""
-        own = self.own(hidden)
-        return own._replace(scores=gathered(own.scores, self.size, self.group))

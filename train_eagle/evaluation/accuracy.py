@@ -11,7 +11,7 @@ from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.heads.block_head import BlockForm
 from specdec.draft_heads.heads.draft_head import HeadForm
 from specdec.draft_heads.heads.edge_scorers import block_edges
-from specdec.draft_heads.heads.readout import Readout
+from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.llm import LLM
 from specdec.train_eagle.data.chat_mask import Sample
@@ -25,7 +25,7 @@ NO_TOKEN = -1
 TOP = 3
 
 
-def head_of(llm: LLM) -> tuple[HeadForm, Readout]:
+def head_of(llm: LLM) -> tuple[HeadForm, MatrixReadout]:
     """Return the draft head of an engine and its readout.
 
     Raises:
@@ -61,7 +61,7 @@ def accuracy(llm: LLM, outputs: Sequence[RequestOutput], depth: int) -> list[lis
 
 
 @torch.no_grad()
-def token_ranks(head: HeadForm, readout: Readout, batch: FeatureBatch, depth: int) -> Tensor:
+def token_ranks(head: HeadForm, readout: MatrixReadout, batch: FeatureBatch, depth: int) -> Tensor:
     """Rank the target's tokens in one conversation, as training does.
 
     A root is a token whose next one is in the conversation's mask. Below it the head drafts the tokens of the
@@ -93,7 +93,7 @@ def token_ranks(head: HeadForm, readout: Readout, batch: FeatureBatch, depth: in
     return torch.stack(found)
 
 
-def _block_ranks(head: BlockForm, readout: Readout, batch: FeatureBatch, depth: int) -> Tensor:
+def _block_ranks(head: BlockForm, readout: MatrixReadout, batch: FeatureBatch, depth: int) -> Tensor:
     tokens = batch.tokens
     # A root is the token before the first that is drafted.
     roots = batch.mask[2:].nonzero().flatten() + 1
@@ -115,7 +115,7 @@ def _rope(head: HeadForm, device: torch.device) -> Tensor:
 
 
 def _ranks(
-    head: HeadForm, readout: Readout, hidden: Tensor, tokens: Tensor, places: Tensor, edges: Tensor | None = None
+    head: HeadForm, readout: MatrixReadout, hidden: Tensor, tokens: Tensor, places: Tensor, edges: Tensor | None = None
 ) -> Tensor:
     """Return the ranks of the tokens at `places`, by the states before them.
 
