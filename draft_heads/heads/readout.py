@@ -15,9 +15,9 @@ class MatrixReadout:
         projection: the output matrix; a rank's rows of it, where ranks share it.
         vocab_size: the target's vocabulary size.
         tokens: int64 `[size]`, the tokens of the whole matrix's rows; None for every token in order.
-        gather: returns the scores of all ranks' rows, `[rows, size]`; None if `projection` is the whole matrix. Gathering
-            all of them is exact for whatever follows: filters, edits, noise, drawn drafts. The best tokens and the
-            log-sum-exp of each rank would be fewer bytes, but serve plain search alone.
+        gather: returns the scores of all ranks' rows, `[rows, size]`; None if `projection` is the whole matrix.
+            Gathering all of them is exact for whatever follows: filters, edits, noise, drawn drafts. The best tokens
+            and the log-sum-exp of each rank would be fewer bytes, but serve plain search alone.
     """
 
     def __init__(

@@ -27,6 +27,8 @@ from specdec.models.checkpoint import check_tokenizer
 from specdec.models.hub import checkpoint_path
 
 Kind = Literal["latency", "throughput", "acceptance"]
+# Drafts that are no folder and no name on the hub.
+_WORDS = (*DRAFT_WORDS, *SOURCES, *DEMO_HEADS)
 # Room for prompts in a step of an acceptance run, beside whole trees of all rows.
 PROMPT_TOKENS = 1 << 14
 
@@ -148,9 +150,13 @@ def _config(comparison: Comparison, mode: Mode, place: int) -> tuple[EngineConfi
     Args:
         place: the mode's among all, from 1.
     """
-    shared = sharing_a_gpu(comparison.settings, place, len(comparison.modes))
+    # Peers are loaded behind them.
+    shared = sharing_a_gpu(comparison.settings, place, len(comparison.modes) + len(comparison.peers))
     # Rounds must not profit from each other.
     settings = {"enable_prefix_caching": False, **shared, **mode.settings}
+    if not _heads(mode) and any(map(_heads, comparison.modes)):
+        # It is the other modes'.
+        settings.pop("draft_revision", None)
     shape = {**comparison.shape, **mode.shape}
     if comparison.kind == "acceptance":
         # Every row's whole tree in every step, also beside prompts.
@@ -170,11 +176,15 @@ def _named_target(comparison: Comparison) -> Path | None:
     import_plugins(comparison.settings.get("plugins", ()))
     for mode in comparison.modes:
         revision = {**comparison.settings, **mode.settings}.get("draft_revision")
-        words = (*DRAFT_WORDS, *SOURCES, *DEMO_HEADS)
-        for head in [name for name in draft_names(mode.draft) if name not in words]:
-            if target := named_target(checkpoint_path(head, revision, known=words)):
+        for head in _heads(mode):
+            if target := named_target(checkpoint_path(head, revision, known=_WORDS)):
                 return target
     return None
+
+
+def _heads(mode: Mode) -> list[str | Path]:
+    """Return the folder or hub name of the mode's draft model; empty if it names none."""
+    return [name for name in draft_names(mode.draft) if name not in _WORDS]
 
 
 def _peer_setup(comparison: Comparison, peer: PeerMode, plain: LLM, longest: int) -> PeerSetup:

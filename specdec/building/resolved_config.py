@@ -189,6 +189,11 @@ def _draft_sources(
             f"{next(filter(None, hints), '')}"
         )
     if not models:
+        if revision is not None:
+            raise ValueError(
+                f"draft_revision is {revision!r}, and draft {str(draft or 'none')!r} names no head or small model; "
+                "leave the revision out"
+            )
         return None, chains
     (name,) = models
     if name in ("", "none", AUTO):

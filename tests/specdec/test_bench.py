@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 
@@ -137,6 +138,31 @@ def test_modes_share_the_memory_of_a_gpu(bench: Bench, monkeypatch: pytest.Monke
     shares.clear()
     assert bench("acceptance", "--draft", "ngram", "--kv-cache-memory", "64MiB").code == 0
     assert shares == [(0.9, 64 << 20)] * 2
+    shares.clear()
+    # A peer has what they leave.
+    monkeypatch.setattr(comparison, "load_peer", Mock(side_effect=ZeroDivisionError))
+    with pytest.raises(ZeroDivisionError):
+        bench("latency", "--draft", "ngram", "--peer", "transformers")
+    assert [share for share, _ in shares] == [pytest.approx(0.3), pytest.approx(0.6)]
+
+
+@pytest.mark.parametrize(("drafts", "code"), [(("ngram", "org/head"), 0), (("ngram",), 2)])
+def test_a_revision_is_that_of_the_modes_with_a_head(
+    bench: Bench, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, drafts: tuple[str, ...], code: int
+) -> None:
+    revisions: list[Any] = []
+    real = comparison.resolved_config
+
+    def watched(model: Any, draft: Any, settings: dict[str, Any]) -> EngineConfig:
+        revisions.append(settings.get("draft_revision"))
+        if draft == "org/head":
+            draft, settings = tiny.head, {**settings, "draft_revision": None}
+        return real(model, draft, settings)
+
+    monkeypatch.setattr(comparison, "resolved_config", watched)
+    options = [part for draft in drafts for part in ("--draft", draft)]
+    assert bench("acceptance", *options, "--draft-revision", "v2").code == code
+    assert revisions == ([None, None, "v2"] if code == 0 else ["v2"])
 
 
 def test_results_name_no_folder_of_this_machine_for_what_is_built_in() -> None:

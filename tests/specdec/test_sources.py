@@ -146,6 +146,11 @@ def test_other_mixtures_are_refused_in_one_line(world: World, draft: str, messag
     ("given", "message"),
     [
         ({"draft_revision": "v2"}, "draft_revision is 'v2', and draft is 'auto'; name a head or small model"),
+        (
+            {"draft": "ngram", "draft_revision": "v2"},
+            "draft_revision is 'v2', and draft 'ngram' names no head or small",
+        ),
+        ({"draft": None, "draft_revision": "v2"}, "draft_revision is 'v2', and draft 'none' names no head or small"),
         ({"draft": "dspark", "draft_revision": "v2"}, "draft_revision is 'v2', and draft 'dspark' is the demo model's"),
         (
             {"revision": "v2"},
