@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from specdec.core.call_grammar import calls_grammar
 from specdec.core.structured_outputs import StructuredOutputsParams
+from specdec.json_schema.converter import MOST_REPEATED
 from specdec.json_schema.gbnf import grammar_text
 from specdec.json_schema.schema import SchemaError
 from specdec.json_schema.schema_grammar import schema_grammar
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 # Longest message of the grammar library that is shown.
 _LONGEST_REASON = 200
+# Counts of repetitions in a regular expression, and what may only look like one: escapes and classes. In a grammar also
+# strings, and Lark's own counts.
+_COUNTS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*+\]?|\{\s*+(\d*+)\s*+,?\s*+(\d*+)\s*+\}", re.DOTALL)
+_GRAMMAR_COUNTS = re.compile(r'"(?:\\.|[^"\\])*+"?|~\s*+(\d++)(?:\s*+\.\.\s*+(\d++))?|' + _COUNTS.pattern, re.DOTALL)
 
 
 class GrammarSource(NamedTuple):
@@ -47,13 +52,15 @@ def grammar_source(params: StructuredOutputsParams) -> GrammarSource:
     """Return a form as the text that is compiled. A pattern of a schema may take for ever.
 
     Raises:
-        ValueError: a schema that cannot be followed.
+        ValueError: a schema that cannot be followed, or a count that xgrammar would take for another.
     """
     if params.calls is not None:
         return GrammarSource("gbnf", calls_grammar(params.calls))
     if params.regex is not None:
+        _check_counts(params.shown_form, params.regex, _COUNTS)
         return GrammarSource("regex", params.regex)
     if params.grammar is not None:
+        _check_counts(params.shown_form, params.grammar, _GRAMMAR_COUNTS)
         return GrammarSource("gbnf" if "::=" in params.grammar else "lark", params.grammar)
     if params.choice is not None:
         text = grammar_text(text_tree(params.choice), {})
@@ -66,6 +73,14 @@ def grammar_source(params: StructuredOutputsParams) -> GrammarSource:
         raise ParameterError("structured_outputs", f"structured_outputs.json: {error}") from None
     except RecursionError:
         raise ParameterError("structured_outputs", "structured_outputs.json is nested too deeply; flatten it") from None
+
+
+def _check_counts(name: str, text: str, counts: re.Pattern[str]) -> None:
+    for found in counts.finditer(text):
+        for count in filter(None, found.groups()):
+            if len(count.lstrip("0")) > len(str(MOST_REPEATED)) or int(count) > MOST_REPEATED:
+                message = f"{name} repeats {count:.50} times; counts must be below 2^31"
+                raise ParameterError("structured_outputs", message)
 
 
 @contextmanager
