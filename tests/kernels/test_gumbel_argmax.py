@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.kernels.reference import gumbel_argmax as gumbel_argmax_reference
+from specdec.kernels.reference import noise
 from specdec.kernels.reference import perturbed_top_k as perturbed_top_k_reference
 from specdec.kernels.reference.philox import gumbel_noise, philox_words
 from specdec.kernels.reference.sampling import argmax
@@ -20,7 +21,6 @@ from specdec.kernels.triton.gumbel_argmax import gumbel_argmax
 from specdec.kernels.triton.perturbed_top_k import MAX_K, perturbed_top_k
 from specdec.kernels.triton.philox import gumbel, token_words
 from specdec.kernels.types.types import NO_TOKEN, NoiseColumns, Stream
-from specdec.verify import noise
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
 from tests.profiles import num_cases
 from tests.strategies import seeds
