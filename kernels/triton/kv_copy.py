@@ -10,7 +10,7 @@ from torch import Tensor
 MOVES_AT_ONCE = 32
 CHUNK_SIZE = 128
 # Numbers of a block's layer that a program copies between two tensors.
-CHUNK_SIZE = 2048
+COPY_CHUNK_SIZE = 2048
 # The second and third axis of a grid end here.
 MAX_GRID = 65535
 
@@ -144,12 +144,12 @@ def copy_between(source: Tensor, target: Tensor, source_blocks: Tensor, target_b
         return
     if not (source[0, 0].is_contiguous() and target[0, 0].is_contiguous()):
         raise ValueError(f"source and target have strides {source.stride()}, {target.stride()}: a layer's is in pieces")
-    chunks = triton.cdiv(size, CHUNK_SIZE)
+    chunks = triton.cdiv(size, COPY_CHUNK_SIZE)
     if max(layers, chunks) > MAX_GRID:
         raise ValueError(f"{layers} layers of {size} numbers are more than one launch can copy")
     copy_kernel[(copies, layers, chunks)](
         source, target, source_blocks, target_blocks, *source.stride()[:2], *target.stride()[:2], size,
-        CHUNK=CHUNK_SIZE, num_warps=4,
+        CHUNK=COPY_CHUNK_SIZE, num_warps=4,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.kernels.reference import kv_copy as kv_copy_reference
-from specdec.kernels.triton.kv_copy import CHUNK_SIZE, copy_between
+from specdec.kernels.triton.kv_copy import COPY_CHUNK_SIZE, copy_between
 from specdec.kernels.types.pinned_memory import host_empty
 from tests.kernels.kernel_checks import BITS, DEVICE, huge
 from tests.strategies import seeds
@@ -80,7 +80,7 @@ def apply_moves(source: Tensor, target: Tensor, source_blocks: list[int], target
 @given(cases)
 @example(Case(2, 16, 150, HOST_BLOCKS, True, torch.bfloat16, 0))
 @example(Case(2, 16, 150, HOST_BLOCKS, False, torch.bfloat16, 0))
-@example(Case(0, 16, CHUNK_SIZE + 1, 2, False, torch.float16, 0))
+@example(Case(0, 16, COPY_CHUNK_SIZE + 1, 2, False, torch.float16, 0))
 def test_blocks_go_both_ways(case: Case) -> None:
     device, host = both(case)
     generator = random.Random(case.seed)
@@ -111,7 +111,7 @@ def test_no_number_beside_a_block_is_written() -> None:
 
 
 def test_two_dimensions_are_one_layer() -> None:
-    source, target = (filled(4, CHUNK_SIZE + 3, dtype=torch.float32, seed=seed) for seed in (0, 1))
+    source, target = (filled(4, COPY_CHUNK_SIZE + 3, dtype=torch.float32, seed=seed) for seed in (0, 1))
     expected = target.clone()
     bits(expected)[[2, 0]] = bits(source)[[1, 3]]
     apply_moves(source, target, [1, 3], [2, 0])
