@@ -85,7 +85,7 @@ class Service:
             self.defaults = {**self.defaults, "kept_special_tokens": sorted(self.tool_tags.values())}
         if settings.tool_call_parser == "auto" and parser is not PlainText:
             logger.info("tool calls have the form %s, as the chat template shows", form_name(template))
-        elif settings.tool_call_parser == "auto" and "tools" in template:
+        if self._finds_no_calls and "tools" in template:
             logger.warning(
                 "the chat template has tools and shows no form of calls that is known, so calls come back as text; "
                 "set --tool-call-parser to its form, or to none"
@@ -93,6 +93,12 @@ class Service:
         # Ids of the engine's requests by the answer's id.
         self._running: dict[str, list[str]] = {}
         self._reported: set[str] = set()
+        self._has_warned_of_tools = False
+
+    @property
+    def _finds_no_calls(self) -> bool:
+        """True if the parser of tool calls was to be chosen by the chat template, and none fits it."""
+        return self.settings.tool_call_parser == "auto" and self.served.tool_parser is PlainText
 
     def check_tools(self, are_chosen: bool) -> None:
         """Refuse tools where the model may not choose them.
@@ -106,6 +112,13 @@ class Service:
         if are_chosen and not self.settings.enable_auto_tool_choice:
             message = 'tool_choice "auto" needs --enable-auto-tool-choice at the server; send "none"'
             raise ApiError(400, message, param="tool_choice")
+        if are_chosen and self._finds_no_calls:
+            if not self._has_warned_of_tools:
+                logger.warning(
+                    "a request has tools, and the chat template shows no form of calls that is known, so calls come "
+                    "back as text; set --tool-call-parser to its form, or to none (shown once)"
+                )
+            self._has_warned_of_tools = True
 
     def begin_thinking(self, params: SamplingParams, prompt: list[int], template_arguments: dict[str, Any]) -> None:
         """Set whether the answer to a conversation begins with thinking, and keep the marks in its text.
