@@ -25,8 +25,8 @@ class GumbelNoise:
     """
 
     def __init__(self, device: torch.device, cache_bytes: int = 64 << 20, make: NoiseMaker | None = None) -> None:
-        self.cache_bytes, self.make = cache_bytes, make
-        self._vectors = torch.empty(0, 0, device=device)
+        self.device, self.cache_bytes, self.make = device, cache_bytes, make
+        self._vectors = torch.empty(0, 0)
         self._free: list[int] = []
         self._kept: OrderedDict[tuple[NoiseKey, Stream, int], int] = OrderedDict()
 
@@ -55,7 +55,7 @@ class GumbelNoise:
         if size > self._vectors.shape[1]:
             # One allocation for all: many small ones would fragment memory.
             with torch.inference_mode(False):
-                self._vectors = self._vectors.new_empty(self.num_kept(size), size)
+                self._vectors = torch.empty(self.num_kept(size), size, device=self.device)
             self._free = list(range(len(self._vectors)))
             self._kept.clear()
         places, new = list[int](), dict[NoiseKey, int]()
