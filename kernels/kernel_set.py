@@ -146,7 +146,7 @@ class KernelSet:
 
 
 def torch_kernels(device: torch.device, make: NoiseMaker | None = None) -> KernelSet:
-    """Return the operations in plain torch, on any device, with noise of their own, which keeps what it has made.
+    """Return the operations in plain torch, on any device. Each set has its own cache of Gumbel noise.
 
     Args:
         make: see `GumbelNoise`.

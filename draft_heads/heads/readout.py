@@ -31,7 +31,7 @@ class MatrixReadout:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the scores are those of `projection`."""
+        """True if `projection` is the whole output matrix, not a rank's rows of it."""
         return self.gather is None
 
     @property

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class MoveKind(Enum):
-    """Where a block comes from: the cache, or a connector."""
+    """Source of a block's content: `COPY` from another block of the cache, `LOAD` from a connector."""
 
     COPY = "copy"
     LOAD = "load"

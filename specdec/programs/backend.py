@@ -86,7 +86,7 @@ class LoopThread:
 
     @property
     def is_running(self) -> bool:
-        """Whether the loop was not closed."""
+        """True until the loop is closed."""
         return self._thread.is_alive()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":

@@ -28,7 +28,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     work = service.tokens(request, given, special, may_be_longer=params.truncate_prompt_tokens is not None)
     prompts = await service.tokenized(request, work)
     most = params.truncate_prompt_tokens or max(map(len, prompts))
-    # The text of what is left of a prompt is that of its tokens.
+    # A truncated prompt is echoed as the text of the tokens that are left.
     texts = [
         prompt if isinstance(prompt, str) and len(tokens) <= most else None
         for prompt, tokens in zip(given, prompts, strict=True)
