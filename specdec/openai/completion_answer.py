@@ -142,7 +142,7 @@ class CompletionAnswer:
             add_completion_logprobs(logprobs, tokens, rows, count, sent.places)
         choice.logprobs = logprobs if logprobs.tokens else None
         if body.return_token_ids:
-            choice.token_ids = output.token_ids[sent.tokens :]
+            choice.token_ids = [] if body.only_echoes else output.token_ids[sent.tokens :]
             choice.prompt_token_ids = self._prompts[prompt] if begins else UNSET
         choice.meta_info = meta_info(body.return_meta_info, output)
         if body.trace:

@@ -197,6 +197,16 @@ def test_special_tokens_and_truncation(server: Served, client: OpenAI) -> None:
     assert choice["logprobs"]["text_offset"] == list(range(5))
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_an_echo_alone_has_no_token_of_its_own(client: OpenAI, stream: bool) -> None:
+    """The engine generates one, which is thrown away."""
+    made: Any = create(client, {"max_tokens": 0}, stream, echo=True)
+    choices = [choice for part in made for choice in part.choices]
+    assert [token for choice in choices for token in choice.token_ids] == []
+    assert len(choices[0].prompt_token_ids) == len(PROMPT)
+    assert "".join(choice.text for choice in choices) == PROMPT
+
+
 def test_prompt_logprobs_are_vllms(server: Served, client: OpenAI) -> None:
     reply: Any = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=1, extra_body={"prompt_logprobs": 1})
     params = SamplingParams(max_tokens=1, prompt_logprobs=1)
