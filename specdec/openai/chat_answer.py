@@ -82,7 +82,8 @@ class ChatAnswer:
         )
 
     def _usage(self, state: RequestOutput) -> Usage:
-        usage = Usage.of(len(state.prompt_token_ids), sum(len(output.token_ids) for output in state.outputs))
+        generated = sum(len(output.token_ids) for output in state.outputs)
+        usage = Usage.of(len(state.prompt_token_ids), generated, [state])
         if self._body.prediction is not None or self._served.reasoning is not None:
             stats = SpeculationStats.total(output.stats for output in state.outputs)
             usage.completion_tokens_details = CompletionTokensDetails(

@@ -103,7 +103,7 @@ class CompletionAnswer:
 
     def _usage(self, states: Collection[RequestOutput]) -> Usage:
         generated = sum(len(output.token_ids) for state in states for output in state.outputs)
-        return Usage.of(sum(map(len, self._prompts)), 0 if self._body.only_echoes else generated)
+        return Usage.of(sum(map(len, self._prompts)), 0 if self._body.only_echoes else generated, states)
 
     def _parts(self, prompt: int, state: RequestOutput) -> Iterator[CompletionChoice]:
         """Yield the choices of a prompt that have something new."""

@@ -1,11 +1,13 @@
 """Answers of the API, in the shapes of OpenAI and vLLM. UNSET fields are left out."""
 
 import time
+from collections.abc import Iterable
 
 import msgspec
 from fastapi import Response
 from msgspec import Struct, field
 
+from specdec.core.outputs import RequestOutput
 from specdec.core.step_report import StepReport
 from specdec.openai.speculation_replies import SglExt, SpecTokensDetails, SpeculationMetrics
 
@@ -30,6 +32,12 @@ class CompletionTokensDetails(Struct):
     reasoning_tokens: int = 0
 
 
+class PromptTokensDetails(Struct):
+    """Parts of the prompt: tokens found in the prefix cache."""
+
+    cached_tokens: int = 0
+
+
 class Usage(Struct):
     """Counts of tokens.
 
@@ -40,11 +48,14 @@ class Usage(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
-    def of(cls, prompt: int, completion: int) -> "Usage":
-        return cls(prompt, completion, prompt + completion)
+    def of(cls, prompt: int, completion: int, states: Iterable[RequestOutput]) -> "Usage":
+        """Return the counts of an answer; its states say how many tokens of their prompts were cached."""
+        cached = sum(state.num_cached_tokens or 0 for state in states)
+        return cls(prompt, completion, prompt + completion, PromptTokensDetails(cached))
 
 
 class CompletionLogprobs(Struct):

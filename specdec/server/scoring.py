@@ -36,7 +36,7 @@ async def score_choices(body: ScoringRequest, request: Request) -> Response:
         created=now(),
         model=service.served.answer_name(body.model),
         choices=_replies(service, body.choices, scores),
-        usage=Usage.of(count, 0),
+        usage=Usage.of(count, 0, [state]),
     )
     return json_response(reply)
 

@@ -97,6 +97,11 @@ def test_usage_comes_last_where_it_is_asked_for(client: OpenAI) -> None:
     assert last.usage is not None
     assert last.usage.completion_tokens == 5
     assert {part.usage for part in parts} == {None}
+    # The same prompt again: its full blocks come from the prefix cache.
+    usage = client.chat.completions.create(model="tiny", messages=TALK, max_tokens=5).usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert 0 < (usage.prompt_tokens_details.cached_tokens or 0) < usage.prompt_tokens
 
 
 def test_tokens_are_returned_on_demand(server: Served, client: OpenAI) -> None:

@@ -11,6 +11,7 @@ from openai.types import Completion
 from specdec import SamplingParams
 from specdec.core.outputs import Logprob
 from specdec.models.generation_config import GenerationConfig
+from tests.specdec.server.raw_client import events
 from tests.specdec.server.running import Served
 from tests.specdec.tiny_checkpoints import CHARACTERS
 
@@ -165,6 +166,17 @@ def test_usage_comes_last_and_only_where_it_is_asked_for(client: OpenAI) -> None
     assert len(counts) == len(running)
     assert counts == sorted(counts)
     assert counts[-1] == 24
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_usage_says_how_much_of_the_prompts_was_cached(server: Served, stream: bool) -> None:
+    """Of both prompts together; the block of the last token is always computed."""
+    body = {"prompt": ["b" * 100, "c" * 100], "max_tokens": 1}
+    assert server.send("POST", "/v1/completions", body)[0] == 200
+    more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    _, _, reply = server.send("POST", "/v1/completions", {**body, **more})
+    usage = (events(reply)[-1] if stream else reply)["usage"]
+    assert 100 < usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"] == 200
 
 
 def test_the_stream_is_sent_as_openai_sends_it(server: Served) -> None:

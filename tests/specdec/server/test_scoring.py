@@ -35,7 +35,9 @@ def test_scores_are_those_of_llm(server: Served) -> None:
         {"index": index, "text": text, **own} for index, (text, own) in enumerate(zip(CHOICES, expected, strict=True))
     ]
     tokens = len(server.offline.get_tokenizer()(PROMPT)["input_ids"]) + sum(len(own["token_ids"]) for own in expected)
-    assert reply["usage"] == {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens}
+    details = {"cached_tokens": 0}
+    counts = {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens}
+    assert reply["usage"] == {**counts, "prompt_tokens_details": details}
     server.wait_until_idle()
 
 
