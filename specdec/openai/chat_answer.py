@@ -67,19 +67,25 @@ class ChatAnswer:
 
     def whole(self, state: RequestOutput) -> ChatCompletion:
         """Return the answer made of the last state."""
-        asked = self._body.prompt_logprobs is not None and state.prompt_logprobs is not None
         metrics, sglext = self._served.speculation_figures(self._body, state.outputs)
-        return ChatCompletion(
+        reply = ChatCompletion(
             id=self._id,
             created=self._created,
             model=self._served.answer_name(self._body.model),
             choices=[self._choice(output) for output in state.outputs],
             usage=self._usage(state),
-            prompt_logprobs=prompt_logprobs(state.prompt_logprobs or ()) if asked else UNSET,
-            prompt_token_ids=state.prompt_token_ids if self._body.return_token_ids else UNSET,
             metrics=metrics,
             sglext=sglext,
         )
+        self._add_prompt(reply, state)
+        return reply
+
+    def _add_prompt(self, reply: ChatCompletion | ChatChunk, state: RequestOutput) -> None:
+        """Add what the request wants to see of its prompt."""
+        if self._body.prompt_logprobs is not None and state.prompt_logprobs is not None:
+            reply.prompt_logprobs = prompt_logprobs(state.prompt_logprobs)
+        if self._body.return_token_ids:
+            reply.prompt_token_ids = state.prompt_token_ids
 
     def _usage(self, state: RequestOutput) -> Usage:
         generated = sum(len(output.token_ids) for output in state.outputs)
@@ -121,12 +127,15 @@ class ChatAnswer:
 
     async def events(self, states: AsyncGenerator[tuple[int, RequestOutput]]) -> AsyncGenerator[bytes]:
         """Yield the answer in parts, as server-sent events."""
-        body, state = self._body, None
+        body, state, has_begun = self._body, None, False
         async with aclosing(states) as news:
             async for _, state in news:
                 usage = self._usage(state) if body.continuous_usage else None
-                if parts := [part for output in state.outputs for part in self._parts(output)]:
-                    yield b"".join(event(self._chunk([part], usage)) for part in parts)
+                if chunks := [self._chunk([part], usage) for output in state.outputs for part in self._parts(output)]:
+                    if not has_begun:
+                        has_begun = True
+                        self._add_prompt(chunks[0], state)
+                    yield b"".join(map(event, chunks))
         if body.include_usage and state is not None:
             last = self._chunk([], self._usage(state))
             last.metrics, last.sglext = self._served.speculation_figures(body, state.outputs)

@@ -222,13 +222,22 @@ class ChatChoice(Struct):
     trace: list[StepReport] | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChatCompletion(Answer, kw_only=True):
+class ChatAnswerFields(Answer, kw_only=True):
+    """Fields that whole and streamed answers of `/v1/chat/completions` have.
+
+    Attributes:
+        prompt_logprobs, prompt_token_ids: as in `CompletionChoice`; of a stream, its first part has them.
+    """
+
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatCompletion(ChatAnswerFields, kw_only=True):
     """Answer of `/v1/chat/completions`."""
 
     object: str = "chat.completion"
     choices: list[ChatChoice]
-    prompt_logprobs: list[dict[int, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
-    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunkChoice(Struct):
@@ -244,7 +253,7 @@ class ChatChunkChoice(Struct):
     trace: list[StepReport] | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChatChunk(Answer, kw_only=True):
+class ChatChunk(ChatAnswerFields, kw_only=True):
     """A part of a streamed answer of `/v1/chat/completions`."""
 
     object: str = "chat.completion.chunk"

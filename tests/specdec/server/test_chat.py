@@ -112,8 +112,20 @@ def test_tokens_are_returned_on_demand(server: Served, client: OpenAI) -> None:
     assert whole.prompt_token_ids == expected.prompt_token_ids
     assert whole.choices[0].token_ids == expected.token_ids
     parts: Any = client.chat.completions.create(extra_body=extra, stream=True, **given)
+    parts = list(parts)
     found = [getattr(part.choices[0], "token_ids", None) or [] for part in parts]
     assert [token for part in found for token in part] == expected.token_ids
+    assert parts[0].prompt_token_ids == expected.prompt_token_ids
+    assert not any("prompt_token_ids" in part.model_fields_set for part in parts[1:])
+
+
+def test_log_probabilities_of_the_prompt_come_with_the_first_part(client: OpenAI) -> None:
+    given: Any = {"model": "tiny", "messages": TALK, "max_tokens": 3, "extra_body": {"prompt_logprobs": 1}}
+    whole: Any = client.chat.completions.create(**given)
+    first, *later = client.chat.completions.create(stream=True, **given)
+    assert len(whole.prompt_logprobs) == whole.usage.prompt_tokens
+    assert (first.model_extra or {})["prompt_logprobs"] == whole.prompt_logprobs
+    assert not any("prompt_logprobs" in part.model_fields_set for part in later)
 
 
 def test_the_last_message_may_be_continued(server: Served, client: OpenAI) -> None:
