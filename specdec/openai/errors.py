@@ -104,7 +104,8 @@ def bad_request(
     """
     message, names = str(error), names or {}
     for own, name in names.items():
-        message = re.sub(rf"\b{own}\b", name, message)
+        # Not within the name of an option.
+        message = re.sub(rf"(?<![\w-]){own}(?![\w-])", name, message)
     field = error.field.partition(".")[0] if isinstance(error, ParameterError) else None
     sent = None if field is None else {**names, **(fields or {})}.get(field, field)
     return ApiError(400, message, param=sent)

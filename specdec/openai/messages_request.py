@@ -60,6 +60,15 @@ class Thinking(RequestModel):
     budget_tokens: Int | None = None
 
 
+class _ChatOfMessages(ChatRequest):
+    """A chat whose errors name the fields of `/v1/messages`."""
+
+    @property
+    def sent_names(self) -> dict[str, str]:
+        """The request's names of sampling parameters."""
+        return {"stop": "stop_sequences", "thinking_token_budget": "thinking.budget_tokens"}
+
+
 class MessagesRequest(RequestModel):
     """Anthropic's fields, and the variables of the chat template."""
 
@@ -107,7 +116,7 @@ class MessagesRequest(RequestModel):
             given["tool_choice"] = named if choice.type == "tool" else _CHOICES[choice.type]
             given["parallel_tool_calls"] = not choice.disable_parallel_tool_use
         try:
-            return ChatRequest.model_validate(given)
+            return _ChatOfMessages.model_validate(given)
         except ValidationError as error:
             # A chat may have more messages, for each result of a tool is one.
             raise ApiError(400, f"messages: {error.errors()[0]['msg']}", param="messages") from None

@@ -166,7 +166,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no name": ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}]}, "without a name"),
     "choice": ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice names 'g'"),
     "temperature": ({"temperature": -1}, "temperature is -1"),
-    "budget": ({"thinking": {"type": "enabled", "budget_tokens": -5}}, "thinking_token_budget is -5"),
+    "budget": ({"thinking": {"type": "enabled", "budget_tokens": -5}}, "thinking.budget_tokens is -5"),
+    "empty stop": ({"stop_sequences": [""]}, "stop_sequences holds an empty string"),
+    "stops": (
+        {"stop_sequences": ["a"] * 65},
+        "stop_sequences holds 65; at most 64 are allowed: send fewer, or raise max_stop_strings (--max-stop-strings)",
+    ),
     "results": (
         {"messages": [{"role": "user", "content": [{"type": "tool_result"}] * 16384}, *TALK]},
         "messages: List should have at most 16384 items",
