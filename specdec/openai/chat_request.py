@@ -14,6 +14,8 @@ _NO_TEMPLATE_ARGUMENTS = (
     *("chat_template", "conversation", "messages", "tokenize", "return_tensors", "return_dict", "padding"),
     *("truncation", "max_length", "tokenizer_kwargs", "return_assistant_tokens_mask"),
 )
+# What requests say by fields, which would silently win.
+_BY_FIELDS = ("add_generation_prompt", "continue_final_message", "tools")
 
 
 class ContentPart(RequestModel):
@@ -79,9 +81,11 @@ class TemplateArguments(RequestModel):
             ApiError: one that requests may not set.
         """
         given = dict(self.chat_template_kwargs or {})
-        for name in _NO_TEMPLATE_ARGUMENTS:
+        by_fields = [name for name in _BY_FIELDS if name in type(self).model_fields]
+        for name in (*_NO_TEMPLATE_ARGUMENTS, *by_fields):
             if name in given:
-                message = f"chat_template_kwargs may not hold {name!r}; leave it out"
+                remedy = "use the request's own fields" if name in by_fields else "leave it out"
+                message = f"chat_template_kwargs may not hold {name!r}; {remedy}"
                 raise ApiError(400, message, param="chat_template_kwargs")
         return given
 

@@ -133,6 +133,14 @@ def test_the_last_message_may_be_continued(server: Served, client: OpenAI) -> No
     refused = {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}
     with pytest.raises(BadRequestError, match="may not hold 'chat_template'"):
         client.chat.completions.create(model="tiny", messages=TALK, extra_body=refused)
+    # What has a field of its own would be overwritten by it.
+    for name in ("add_generation_prompt", "continue_final_message", "tools"):
+        body = {"messages": TALK, "chat_template_kwargs": {name: False}}
+        for path in (*("/v1/chat/completions", "/tokenize"), *(["/v1/responses"] if name == "tools" else [])):
+            own = {**body, "input": "a"} if path == "/v1/responses" else body
+            status, _, reply = server.send("POST", path, own)
+            assert (status, reply["error"]["param"]) == (400, "chat_template_kwargs")
+            assert f"may not hold {name!r}; use the request's own fields" in reply["error"]["message"]
     body = {"messages": [{"role": "user", "content": "Hi"}]}
     assert server.send("POST", "/tokenize", body)[2]["count"] == len("user: Hi\nassistant: ")
 
