@@ -16,6 +16,8 @@ _NO_TEMPLATE_ARGUMENTS = (
 )
 # What requests say by fields, which would silently win.
 _BY_FIELDS = ("add_generation_prompt", "continue_final_message", "tools")
+# OpenAI's values, and vLLM's besides.
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ContentPart(RequestModel):
@@ -74,8 +76,13 @@ class TemplateArguments(RequestModel):
 
     chat_template_kwargs: dict[str, Any] | None = None
 
+    @property
+    def effort(self) -> ReasoningEffort | None:
+        """How much the model should think, None for the template's default."""
+        return None
+
     def own_arguments(self) -> dict[str, Any]:
-        """Return them.
+        """Return them, and those that stand for the effort of reasoning unless they are given.
 
         Raises:
             ApiError: one that requests may not set.
@@ -87,6 +94,10 @@ class TemplateArguments(RequestModel):
                 remedy = "use the request's own fields" if name in by_fields else "leave it out"
                 message = f"chat_template_kwargs may not hold {name!r}; {remedy}"
                 raise ApiError(400, message, param="chat_template_kwargs")
+        if self.effort is not None:
+            # Templates of models that may think or not have a switch of their own.
+            switch = {"enable_thinking": False} if self.effort == "none" else {}
+            given = {"reasoning_effort": self.effort, **switch, **given}
         return given
 
 
@@ -151,6 +162,12 @@ class ChatRequest(TemplateFields, ToolFields):
     prediction: Prediction | None = None
     echo: bool | None = None
     include_reasoning: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+
+    @property
+    def effort(self) -> ReasoningEffort | None:
+        """How much the model should think, None for the template's default."""
+        return self.reasoning_effort
 
     @property
     def offered(self) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from specdec.core.chat_content import part_texts
 from specdec.core.structured_outputs import StructuredOutputsParams
-from specdec.openai.chat_request import Content, TemplateArguments
+from specdec.openai.chat_request import Content, ReasoningEffort, TemplateArguments
 from specdec.openai.errors import ApiError
 from specdec.openai.request_model import ListOf, Objects, RequestModel, Texts
 from specdec.openai.sampling_fields import Int, check_logprobs
@@ -55,6 +55,12 @@ class FunctionTool(RequestModel):
     name: str
 
 
+class ReasoningOptions(RequestModel):
+    """How the model thinks."""
+
+    effort: ReasoningEffort | None = None
+
+
 class TextOptions(RequestModel):
     """Form of the answer."""
 
@@ -69,6 +75,7 @@ class ResponsesRequest(TemplateArguments, ToolFields):
     max_output_tokens: Int | None = None
     text: TextOptions | None = None
     tools: Objects[FunctionTool] | None = None
+    reasoning: ReasoningOptions | None = None
     top_logprobs: Int | None = None
     include: ListOf[str] | None = None
     metadata: Texts | None = None
@@ -78,6 +85,11 @@ class ResponsesRequest(TemplateArguments, ToolFields):
     background: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
+
+    @property
+    def effort(self) -> ReasoningEffort | None:
+        """How much the model should think, None for the template's default."""
+        return None if self.reasoning is None else self.reasoning.effort
 
     @property
     def offered(self) -> list[dict[str, Any]]:

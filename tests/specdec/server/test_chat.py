@@ -155,6 +155,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "functions": ({"functions": [{"name": "f"}]}, "functions"),
     "temperature": ({"temperature": "hot"}, "temperature"),
     "n": ({"n": 2, "temperature": 0}, "n"),
+    "effort": ({"reasoning_effort": "huge"}, "reasoning_effort"),
     "long": ({"messages": [{"role": "user", "content": "a" * 9000}]}, "messages"),
     "template": ({"extra_body": {"chat_template": "{{ 1 }}"}}, "chat_template"),
 }

@@ -59,7 +59,7 @@ DEFAULTS: dict[str, dict[str, list[Any]]] = {
         **CALLS,
         **OPENED,
         **{"functions": [[]], "function_call": ["none", "auto"], "modalities": [["text"], []], "audio": [{}]},
-        **{"logprobs": [False], "echo": [False], "reasoning_effort": ["medium"], "include_reasoning": [True]},
+        **{"logprobs": [False], "echo": [False], "include_reasoning": [True]},
     },
     "/v1/completions": {**SAMPLING, "best_of": [1], "echo": [False], "suffix": [""], "add_special_tokens": [True]},
     "/v1/responses": {

@@ -79,6 +79,20 @@ def test_thinking_is_apart_from_text_and_calls(client: OpenAI) -> None:
     assert whole.usage.completion_tokens_details.reasoning_tokens == 2
 
 
+def test_no_effort_is_no_thinking(client: OpenAI) -> None:
+    message, _ = chat(client, reasoning_effort="none", max_tokens=1)
+    assert message.content == TEXT
+    message, _ = chat(client, reasoning_effort="low", max_tokens=2)
+    assert message.reasoning == " hello"
+    # The template's own variable decides.
+    on = {"chat_template_kwargs": {"enable_thinking": True}}
+    message, _ = chat(client, reasoning_effort="none", max_tokens=2, extra_body=on)
+    assert message.reasoning == " hello"
+    given: Any = {"model": "tiny", "input": "hello", "max_output_tokens": 1, "temperature": 0}
+    assert client.responses.create(reasoning={"effort": "none"}, **given).output_text == TEXT
+    assert client.responses.create(reasoning={"effort": "low"}, **given).output_text == ""
+
+
 def test_an_answer_that_is_cut_off_while_it_thinks_has_no_content(client: OpenAI) -> None:
     message, whole = chat(client, max_tokens=2)
     assert (message.reasoning, message.content) == (" hello", None)
