@@ -56,6 +56,10 @@ class RequestModel(BaseModel):
         """Return the names of fields that the API does not have."""
         return list(self.model_extra or {})
 
+    def ignored(self) -> list[str]:
+        """Return what has no effect, in words for the log."""
+        return [f"the unknown field {name!r:.50}" for name in self.unknown_fields()]
+
     def check_unknown(self) -> None:
         """Refuse fields that would change the output and that the API does not have.
 

@@ -50,7 +50,7 @@ class ResponsesAnswer:
             tool_choice=body.shown_choice,
             text={"format": body.text_format},
             truncation=body.truncation or "disabled",
-            tools=[{"strict": False, "parameters": {}, **tool.model_dump()} for tool in body.tools or ()],
+            tools=[{"strict": False, "parameters": {}, **function} for function in body.functions],
         )
         self._open: OutputMessage | OutputReasoning | OutputCall | None = None
         self._num_tokens = self._sequence = 0

@@ -1,7 +1,10 @@
 """Body of `/v1/responses`, as far as it is about text and functions."""
 
+import json
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
 
 from specdec.core.chat_content import part_texts
 from specdec.core.structured_outputs import StructuredOutputsParams
@@ -13,10 +16,13 @@ from specdec.openai.structured_fields import TextFormat
 from specdec.openai.tool_fields import ToolFields
 
 LOGPROBS = "message.output_text.logprobs"
+FUNCTION = "function"
+_ITEMS = (None, "message", "function_call", "function_call_output", "reasoning", "item_reference")
+_CUSTOM_ITEMS = ("custom_tool_call", "custom_tool_call_output")
 
 
 class InputItem(RequestModel):
-    """A message, a call of a function, or its result."""
+    """A message, a call of a function or of a custom tool, its result, or an item that is left out."""
 
     type: str | None = None
     role: str | None = None
@@ -25,7 +31,14 @@ class InputItem(RequestModel):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None
     output: Content | None = None
+
+    @property
+    def is_left_out(self) -> bool:
+        """Return whether it is of another type and has no text, such as the search of another server."""
+        texts = (self.content, self.summary, self.arguments, self.input, self.output)
+        return self.type not in (*_ITEMS, *_CUSTOM_ITEMS) and not any(texts)
 
     def message(self) -> dict[str, Any]:
         """Return the item as a message of a chat.
@@ -40,19 +53,31 @@ class InputItem(RequestModel):
                 function = {"name": self.name, "arguments": self.arguments}
                 call = {"id": self.call_id, "type": "function", "function": function}
                 return {"role": "assistant", "tool_calls": [call]}
-            case "function_call_output":
+            case "custom_tool_call" if self.name is not None:
+                # Chat templates know calls of functions.
+                function = {"name": self.name, "arguments": json.dumps({"input": self.input or ""})}
+                call = {"id": self.call_id, "type": "function", "function": function}
+                return {"role": "assistant", "tool_calls": [call]}
+            case "function_call_output" | "custom_tool_call_output":
                 return {"role": "tool", "content": _parts(self.output), "tool_call_id": self.call_id}
             case "reasoning":
                 return {"role": "assistant", "reasoning_content": _text(self.content or self.summary)}
-        message = f"an input item is of type {self.type!r}; known are messages with a role, function_call, "
-        raise ApiError(400, message + "function_call_output and reasoning", param="input")
+        message = f"an input item is of type {self.type!r:.60}; known are messages with a role, function_call, "
+        message += "custom_tool_call (each with a name), their outputs, and reasoning"
+        raise ApiError(400, message, param="input")
 
 
-class FunctionTool(RequestModel):
-    """A function that the model may call."""
+class ResponseTool(RequestModel):
+    """A tool of the request. Those of type function are offered to the model, others left out."""
 
-    type: Literal["function"]
-    name: str
+    type: str
+    name: str | None = None
+
+    @model_validator(mode="after")
+    def _check_name(self) -> Self:
+        if self.type == FUNCTION and self.name is None:
+            raise ValueError("a function has no name; give it")
+        return self
 
 
 class ReasoningOptions(RequestModel):
@@ -74,7 +99,7 @@ class ResponsesRequest(TemplateArguments, ToolFields):
     instructions: str | None = None
     max_output_tokens: Int | None = None
     text: TextOptions | None = None
-    tools: Objects[FunctionTool] | None = None
+    tools: Objects[ResponseTool] | None = None
     reasoning: ReasoningOptions | None = None
     top_logprobs: Int | None = None
     include: ListOf[str] | None = None
@@ -86,14 +111,30 @@ class ResponsesRequest(TemplateArguments, ToolFields):
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
 
+    def ignored(self) -> list[str]:
+        """Return what has no effect: unknown fields, tools that are no functions, and items that are left out."""
+        tools = {tool.type for tool in self.tools or ()} - {FUNCTION}
+        items = [] if isinstance(self.input, str) else self.input
+        kinds = {str(item.type) for item in items if item.is_left_out}
+        return [
+            *super().ignored(),
+            *(f"tools of type {kind!r:.50}" for kind in sorted(tools)),
+            *(f"input items of type {kind!r:.50}" for kind in sorted(kinds)),
+        ]
+
     @property
     def effort(self) -> ReasoningEffort | None:
         """How much the model should think, None for the template's default."""
         return None if self.reasoning is None else self.reasoning.effort
 
     @property
+    def functions(self) -> list[dict[str, Any]]:
+        """The functions among the tools, as they were given."""
+        return [tool.model_dump() for tool in self.tools or () if tool.type == FUNCTION]
+
+    @property
     def offered(self) -> list[dict[str, Any]]:
-        return [tool.model_dump(exclude={"type"}) for tool in self.tools or ()]
+        return [{key: value for key, value in each.items() if key != "type"} for each in self.functions]
 
     @property
     def sent_names(self) -> dict[str, str]:
@@ -117,7 +158,7 @@ class ResponsesRequest(TemplateArguments, ToolFields):
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
         if isinstance(self.input, str):
             return [*system, {"role": "user", "content": self.input}]
-        return [*system, *_joined_turns(item.message() for item in self.input)]
+        return [*system, *_joined_turns(item.message() for item in self.input if not item.is_left_out)]
 
     def template_arguments(self) -> dict[str, Any]:
         """Return what the chat template gets beside the messages.

@@ -42,8 +42,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 # Seconds that `/metrics` waits for the engine, which answers between two steps.
 _STATS_TIMEOUT = 1.0
-# Names of unknown fields that are remembered, so that each is reported once.
-_MOST_NAMES = 100
+# Fields, tools and items without effect that are remembered, so that each is reported once.
+_MOST_REPORTS = 100
 # Parameters that can forbid every token.
 _FORBIDDING = ("allowed_token_ids", "bad_words", "min_tokens", "structured_outputs")
 
@@ -140,7 +140,7 @@ class Service:
             params.truncate_prompt_tokens = max(1, longest - (params.max_tokens or longest // 4))
 
     def accept(self, body: RequestModel, model: str | None) -> None:
-        """Check lengths of lists and the name of the model or adapter, and report fields that the API does not have.
+        """Check lengths of lists and the name of the model or adapter, and report what has no effect.
 
         Raises:
             ApiError: 404, another model; 400, a list that is too long.
@@ -153,10 +153,10 @@ class Service:
             served = [*self.served.names, *(adapter.lora_name for adapter in self.adapters.all())]
             message = f"the model {model!r} is not served; served is {', '.join(served)}"
             raise ApiError(404, message, param="model", code="model_not_found")
-        for name in body.unknown_fields():
-            if name not in self._reported and len(self._reported) < _MOST_NAMES:
-                self._reported.add(name)
-                logger.warning("requests have the unknown field %.50r, which is ignored (shown once)", name)
+        for what in body.ignored():
+            if what not in self._reported and len(self._reported) < _MOST_REPORTS:
+                self._reported.add(what)
+                logger.warning("requests have %s: ignored (shown once)", what)
 
     async def tokens(
         self,

@@ -123,14 +123,32 @@ def test_fields_of_the_request_are_repeated(client: OpenAI) -> None:
     assert reply.tools[0].model_dump(exclude_none=True) == tools[0]
 
 
+def test_tools_of_other_types_are_left_out_with_a_warning(engine: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """Codex offers some in each request, and repeats searches of an earlier server."""
+    function = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+    items = [{"role": "user", "content": "a"}, {"type": "web_search_call", "id": "w", "status": "completed"}]
+    body = {"input": items, "tools": [{"type": "web_search"}, function, {"type": "custom", "name": "p"}]}
+    # Of its own: it reports so much at most, and other tests draw names.
+    with engine.again() as server:
+        for _ in range(2):
+            status, _, reply = server.send("POST", "/v1/responses", {**body, "max_output_tokens": 1})
+            assert (status, reply["tools"]) == (200, [function])
+    kinds = ("tools of type 'custom'", "tools of type 'web_search'", "input items of type 'web_search_call'")
+    told = [message for record in caplog.records if " of type " in (message := record.getMessage())]
+    assert told == [f"requests have {kind}: ignored (shown once)" for kind in kinds]
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "previous": ({"previous_response_id": "resp-1"}, "previous_response_id"),
     "background": ({"background": True}, "background"),
     "truncation": ({"truncation": "middle"}, "truncation"),
     "image": ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
-    "item": ({"input": [{"type": "web_search_call"}]}, "input"),
+    "item": ({"input": [{"type": "local_shell_call_output", "output": "a"}]}, "input"),
+    "reference": ({"input": [{"type": "item_reference", "id": "a"}]}, "input"),
     "nothing": ({"input": []}, "input"),
-    "search": ({"tools": [{"type": "web_search"}]}, "tools"),
+    "search": ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+    "nameless": ({"tools": [{"type": "function"}]}, "tools"),
+    "effort": ({"reasoning": {"effort": "huge"}}, "reasoning"),
     "forced": ({"tool_choice": "required"}, "tool_choice"),
     "long": ({"input": "a" * 9000}, "input"),
     "hot": ({"temperature": -1}, "temperature"),
