@@ -27,11 +27,12 @@ class ParameterError(ValueError):
 
     Attributes:
         field: its name; `structured_outputs.json` for a part of `structured_outputs`.
+        code: a word for programs, None for most errors.
     """
 
-    def __init__(self, field: str, message: str) -> None:
+    def __init__(self, field: str, message: str, code: str | None = None) -> None:
         super().__init__(message)
-        self.field = field
+        self.field, self.code = field, code
 
 
 @dataclass(frozen=True)

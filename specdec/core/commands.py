@@ -70,27 +70,30 @@ class Refused(EngineReply):
     Attributes:
         message: one line.
         kind: whether the command is at fault, the engine has no room for it now, or something else went wrong.
-        field: the parameter that is wrong, if one is.
+        field, code: those of a `ParameterError`.
     """
 
     message: str
     kind: Literal["wrong", "queue_full", "failed"]
     field: str | None = None
+    code: str | None = None
 
     @classmethod
     def of(cls, error: Exception) -> Self:
         """Return the refusal that stands for an error."""
         if isinstance(error, QueueFullError):
             return cls(one_line(error), "queue_full")
+        if isinstance(error, ParameterError):
+            return cls(one_line(error), "wrong", error.field, error.code)
         # OSError: a file that cannot be read.
         if isinstance(error, ValueError | OSError):
-            return cls(one_line(error), "wrong", error.field if isinstance(error, ParameterError) else None)
+            return cls(one_line(error), "wrong")
         return cls(f"{type(error).__name__}: {one_line(error)}", "failed")
 
     def error(self) -> Exception:
         """Return the error that it stands for, to be raised in the user's process."""
         if self.field is not None:
-            return ParameterError(self.field, self.message)
+            return ParameterError(self.field, self.message, self.code)
         kinds = {"wrong": ValueError, "queue_full": QueueFullError, "failed": RuntimeError}
         return kinds[self.kind](self.message)
 

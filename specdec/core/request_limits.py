@@ -15,6 +15,8 @@ _COUNTED = {
     "max_allowed_token_ids": "allowed_token_ids",
     "max_choices": "choices",
 }
+# OpenAI's code of a request that the context cannot hold.
+_CONTEXT_EXCEEDED = "context_length_exceeded"
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,36 @@ class RequestLimits:
                 parameter,
                 f"{parameter} holds {count}{what}; at most {most} are allowed: send fewer, or raise {name} ({option})",
             )
+
+
+def prompt_too_long(count: int, context: int, *, is_least: bool = False) -> ParameterError:
+    """Return the error of a prompt that leaves no room for an answer.
+
+    Clients shorten their conversation where they find OpenAI's or Anthropic's words, so the message has both.
+
+    Args:
+        count: tokens of the prompt.
+        context: most tokens of prompt and answer.
+        is_least: whether the prompt may have more tokens.
+    """
+    shown = f"at least {count}" if is_least else str(count)
+    message = (
+        f"the prompt is too long: {shown} tokens > {context - 1} maximum; this model's maximum context length is "
+        f"{context} tokens, one of them the answer's: shorten it"
+    )
+    return ParameterError("prompt", message, _CONTEXT_EXCEEDED)
+
+
+def choice_too_long(choice: str, context: int) -> ParameterError:
+    """Return the error of a choice that the context cannot hold with its prompt.
+
+    Args:
+        choice: how long both are, in words behind "one".
+    """
+    message = (
+        f"choices holds one {choice}, and this model's maximum context length is {context} tokens; shorten one of them"
+    )
+    return ParameterError("choices", message, _CONTEXT_EXCEEDED)
 
 
 def _num_characters(texts: str | Sequence[Any] | Mapping[Any, Any]) -> int:

@@ -18,6 +18,7 @@ from specdec.core.engine_stats import SourceCount
 from specdec.core.lora_request import LoadedAdapter
 from specdec.core.reasoning import reasoning_parser
 from specdec.core.request import Request, RequestGroup
+from specdec.core.request_limits import choice_too_long, prompt_too_long
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.draft_heads.drafting.chain_sources import SUFFIX, MakeSource, prepared_sources
@@ -161,11 +162,7 @@ class RequestMaker:
         params.check_tokens(vocab)
         longest = max(map(len, params.choices or ()), default=0)
         if len(tokens) + longest > self.max_model_len:
-            raise ParameterError(
-                "choices",
-                f"choices holds one of {longest} tokens, the prompt has {len(tokens)}, and the context is "
-                f"{self.max_model_len}; shorten one of them",
-            )
+            raise choice_too_long(f"of {longest} tokens, the prompt has {len(tokens)}", self.max_model_len)
         for name in ("stop", "bad_words"):
             if getattr(params, name) and self.tokenizer is None:
                 raise ParameterError(name, f"{name} needs a tokenizer, and the model's folder has none; use token ids")
@@ -383,9 +380,7 @@ class RequestMaker:
 
     def _check_length(self, count: int) -> None:
         if count >= self.max_model_len:
-            raise ParameterError(
-                "prompt", f"the prompt has {count} tokens, and the context is {self.max_model_len}; shorten it"
-            )
+            raise prompt_too_long(count, self.max_model_len)
 
     def _truncated(self, tokens: list[int], most: int | None) -> list[int]:
         """Return the last tokens of a prompt, as many as `SamplingParams.truncate_prompt_tokens` says."""

@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from specdec.core.request_limits import RequestLimits
+from specdec.core.request_limits import RequestLimits, choice_too_long, prompt_too_long
 from specdec.core.sampling_params import SamplingParams
 from specdec.engine.choice_prompts import with_choice_tokens
 from specdec.engine.prompts import PlainPrompt
@@ -166,9 +166,7 @@ class RequestTexts:
         if not may_be_longer and self._longest is not None:
             least = ceil_div(len(text), self._longest)
             if least >= self._context:
-                raise ParameterError(
-                    "prompt", f"the prompt has at least {least} tokens, and the context is {self._context}; shorten it"
-                )
+                raise prompt_too_long(least, self._context, is_least=True)
             return
         most = max(self._limits.max_text_characters, (self._longest or _ASSUMED) * self._context)
         if len(text) > most:
@@ -185,11 +183,7 @@ class RequestTexts:
         if len(prompt) + most > self._context and self._longest is not None:
             least = ceil_div(len(prompt) + most, self._longest)
             if least > self._context:
-                raise ParameterError(
-                    "choices",
-                    f"choices holds one that has, with the prompt, at least {least} tokens, and the context is "
-                    f"{self._context}; shorten one of them",
-                )
+                raise choice_too_long(f"that has, with the prompt, at least {least} tokens", self._context)
         self._limits.check_choice_characters(prompt, choices)
 
 

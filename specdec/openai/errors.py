@@ -108,7 +108,12 @@ def bad_request(
         message = re.sub(rf"(?<![\w-]){own}(?![\w-])", name, message)
     field = error.field.partition(".")[0] if isinstance(error, ParameterError) else None
     sent = None if field is None else {**names, **(fields or {})}.get(field, field)
-    return ApiError(400, message, param=sent)
+    return ApiError(400, message, param=sent, code=code_of(error))
+
+
+def code_of(error: ValueError) -> str | None:
+    """Return the word for programs of an error of the engine, None for most."""
+    return error.code if isinstance(error, ParameterError) else None
 
 
 def note_outcome(scope: Scope, error: HTTPException | ClientGoneError) -> None:

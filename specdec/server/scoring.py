@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from specdec.core.choices import ChoiceScore
 from specdec.core.sampling_params import SamplingParams
 from specdec.openai.connection import while_connected
-from specdec.openai.errors import ApiError
+from specdec.openai.errors import ApiError, code_of
 from specdec.openai.replies import ChoiceScores, ScoredChoice, Usage, json_response, now
 from specdec.openai.scoring_request import ScoringRequest
 from specdec.server.json_route import JsonRoute
@@ -61,7 +61,8 @@ async def _tokens(service: Service, body: ScoringRequest, request: Request) -> t
         prompt, params = await service.llm.lanes.run(request.state.client, size, work)
     except ValueError as error:
         field = "prompt" if body.messages is None else "messages"
-        raise ApiError(400, str(error), param="choices" if str(error).startswith("choices") else field) from None
+        param = "choices" if str(error).startswith("choices") else field
+        raise ApiError(400, str(error), param=param, code=code_of(error)) from None
     given = prompt if isinstance(prompt, str) else list(prompt)
     (tokens,) = await service.tokens(request, [given], may_be_longer=False)
     return tokens, params

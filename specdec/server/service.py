@@ -22,7 +22,7 @@ from specdec.core.outputs import CompletionOutput, RequestOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.openai.completion_request import Prompt
 from specdec.openai.connection import while_connected
-from specdec.openai.errors import ApiError, bad_request
+from specdec.openai.errors import ApiError, bad_request, code_of
 from specdec.openai.reasoning_text import ServedReasoning
 from specdec.openai.replies import now
 from specdec.openai.request_model import RequestModel
@@ -217,7 +217,7 @@ class Service:
         try:
             return await self.llm.lanes.run(request.state.client, size, work)
         except ValueError as error:
-            raise ApiError(400, str(error), param=field) from None
+            raise ApiError(400, str(error), param=field, code=code_of(error)) from None
 
     async def run(
         self,

@@ -355,7 +355,7 @@ def test_peers_have_no_arrivals(bench: Bench) -> None:
 def test_long_prompt_ends_the_benchmark(bench: Bench) -> None:
     result = bench("latency", "--max-model-len", 10)
     assert (result.code, result.out) == (2, "")
-    assert "the context is 10" in result.err
+    assert "maximum context length is 10 tokens" in result.err
 
 
 def test_failed_prompt_ends_the_benchmark(tiny: Tiny) -> None:

@@ -106,7 +106,7 @@ def test_a_bad_prompt_is_refused_before_any_runs(llm: LLM) -> None:
     for prompt, message in [
         ([], "the prompt is empty"),
         ([1, 97], "prompt token 97 is outside the vocabulary of 97"),
-        (list(range(64)), "64 tokens, and the context is 64"),
+        (list(range(64)), "too long: 64 tokens > 63 maximum; this model's maximum context length is 64 tokens"),
     ]:
         with pytest.raises(ValueError, match=message):
             llm.generate([[1], prompt], FREE)

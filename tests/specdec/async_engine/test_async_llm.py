@@ -262,7 +262,7 @@ def test_settings_are_known_without_the_engine(served: Served, offline: LLM) -> 
         ([VOCAB], SHORT, {}, "outside the vocabulary"),
         ("\ud800", SHORT, {}, "the prompt is not valid text"),
         (b"ab", SHORT, {}, "it must be text or a list of token ids"),
-        ([1] * 10_000, SHORT, {}, "10000 tokens, and the context is 10000"),
+        ([1] * 10_000, SHORT, {}, "10000 tokens > 9999 maximum"),
         ([3], SamplingParams(allowed_token_ids=[VOCAB]), {}, "token ids lie between"),
         ([3], {"temperature": 0}, {}, "it must be SamplingParams"),
         ([3], SHORT, {"priority": 0.5}, "priority is 0.5"),

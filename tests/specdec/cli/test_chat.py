@@ -248,7 +248,11 @@ def test_no_tree_to_draw(chat: Chat) -> None:
         ("/reset all", "/reset takes nothing behind it, and got 'all'"),
         ("/draft maybe", "/draft is 'maybe'; it must be on or off"),
         ("/seed -1", "/seed is '-1'; it must be a whole number from 0, or nothing for a new one each time"),
-        ("x" * 300, "the prompt has 318 tokens, and the context is 256; shorten it"),
+        (
+            "x" * 300,
+            "the prompt is too long: 318 tokens > 255 maximum; this model's maximum context length is 256 tokens, one "
+            "of them the answer's: shorten it",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_the_chat_goes_on(chat: Chat, expected: Expected, line: str, message: str) -> None:

@@ -104,7 +104,7 @@ def test_interrupted_before_any_output(run: Run, monkeypatch: pytest.MonkeyPatch
         (["hi", "--draft", "{tiny.wide_head}"], "{tiny.wide_head}"),
         (["hi", "--draft", "eagle"], "draft 'eagle'"),
         (["hi", "--model", "{tiny.bare}"], "{tiny.bare}: no tokenizer.json"),
-        (["hi " * 200], "the context is 256"),
+        (["hi " * 200], "maximum context length is 256 tokens"),
         (["hi", "--temperature", "-1"], "temperature is -1.0"),
         (["hi", "--top-p", "0"], "top_p is 0.0"),
         (["hi", "--top-p", "1.5"], "top_p is 1.5"),

@@ -49,11 +49,11 @@ def params(**given: Any) -> SamplingParams:
 
 
 def test_prompts_that_cannot_fit_are_not_tokenized(llm: LLM, encoded: list[str]) -> None:
-    with pytest.raises(ValueError, match=f"the prompt has at least {CONTEXT} tokens, and the context is {CONTEXT}"):
+    with pytest.raises(ValueError, match=f"too long: at least {CONTEXT} tokens > {CONTEXT - 1} maximum"):
         llm.generate("a" * TOO_LONG, params(), use_tqdm=False)
     with pytest.raises(ValueError, match="has 2001 characters; at most 2000 are tokenized"):
         llm.generate("a" * 2001, params(truncate_prompt_tokens=4), use_tqdm=False)
-    with pytest.raises(ValueError, match="the prompt has at least"):
+    with pytest.raises(ValueError, match="the prompt is too long: at least"):
         llm.generate("a" * TOO_LONG, params(choices=["b"]), use_tqdm=False)
     with pytest.raises(ValueError, match="choices holds one that has, with the prompt, at least 65 tokens"):
         llm.generate("a", params(choices=["b" * (LONGEST * CONTEXT)]), use_tqdm=False)
@@ -66,7 +66,7 @@ def test_prompts_that_cannot_fit_are_not_tokenized(llm: LLM, encoded: list[str])
 
 def test_the_longest_texts_are_taken(llm: LLM) -> None:
     """Refused by their tokens, if at all."""
-    with pytest.raises(ValueError, match=f"the prompt has {TOO_LONG - 1} tokens"):
+    with pytest.raises(ValueError, match=f"the prompt is too long: {TOO_LONG - 1} tokens"):
         llm.generate("a" * (TOO_LONG - 1), params(), use_tqdm=False)
     (output,) = llm.generate("a" * 2000, params(truncate_prompt_tokens=4), use_tqdm=False)
     assert len(output.prompt_token_ids or ()) == 4

@@ -181,7 +181,7 @@ def test_a_refused_request_is_an_error_of_the_program(engine: sp.Engine) -> None
     def program(s: sp.ProgramState) -> None:
         s += "word " * engine.llm.max_model_len + sp.gen("rest")
 
-    with pytest.raises(ValueError, match=r"the prompt has .* tokens, and the context is"):
+    with pytest.raises(ValueError, match=r"the prompt is too long: .* maximum context length is"):
         program.run(backend=engine)
     assert engine.stats().running == 0
 

@@ -1,6 +1,8 @@
 """One client's long texts and lists: refused at the edge by their size, or apart from other clients' requests."""
 
 import asyncio
+import json
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -73,6 +75,36 @@ def test_texts_that_are_too_long_are_not_tokenized(
     status, _, reply = server.send("POST", path, body)
     assert (status, reply["error"]["param"]) == (400, param)
     assert max(encoded, default=0) < 1000
+
+
+MESSAGES = "/v1/messages"
+OVERFLOWS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "completion": (COMPLETIONS, {"prompt": "%"}, "prompt"),
+    "tokens": (COMPLETIONS, {"prompt": [5] * CONTEXT}, "prompt"),
+    "chat": (CHAT, {"messages": [{"role": "user", "content": "%"}]}, "messages"),
+    "response": (RESPONSES, {"input": "%"}, "input"),
+    "message": (MESSAGES, {"messages": [{"role": "user", "content": "%"}], "max_tokens": 1}, "messages"),
+    "scores": (SCORES, {"prompt": "%", "choices": ["a"]}, "prompt"),
+    "choice": (SCORES, {"prompt": "a", "choices": ["%"]}, "choices"),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("long", ["ab" * (CONTEXT // 2), TOO_LONG], ids=["tokens", "characters"])
+@pytest.mark.parametrize("name", OVERFLOWS)
+def test_clients_recognise_a_context_that_is_full(server: Served, name: str, long: str, stream: bool) -> None:
+    """By OpenAI's code and words, or by Anthropic's words."""
+    path, body, param = OVERFLOWS[name]
+    raw = json.dumps({**body, **({} if path == SCORES else {"stream": stream})}).replace("%", long).encode()
+    status, _, reply = server.send("POST", path, raw)
+    error = reply["error"]
+    assert (status, error["param"], error["code"]) == (400, param, "context_length_exceeded")
+    assert f"this model's maximum context length is {CONTEXT} tokens" in error["message"]
+    assert "shorten" in error["message"]
+    if param != "choices":
+        shown = re.search(r"prompt is too long: (?:at least )?(\d+) tokens > (\d+) maximum", error["message"])
+        assert shown is not None
+        assert int(shown[1]) > int(shown[2]) == CONTEXT - 1
 
 
 def test_texts_outside_the_prompt_are_not_tokenized(server: Served, encoded: list[int]) -> None:
