@@ -13,6 +13,8 @@ from specdec.openai.errors import ApiError, ClientGoneError, note_outcome
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
+# A comment, which clients ignore.
+_KEEP_ALIVE = b": keep-alive\n\n"
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T], limit: float) -> T:
@@ -60,24 +62,31 @@ def _error_event(error: ApiError) -> bytes:
 class EventStream(Response):
     """An answer of server-sent events.
 
-    It begins with the first event, so an error before that has its own status; a later error is an event. It waits for
-    a client that reads slowly, and closes the generator when the client goes away.
+    It begins with the first event, so an error before that has its own status; a later error is an event. Where no
+    event comes for some time, a comment is sent, which begins the answer too: proxies cut silent connections. It waits
+    for a client that reads slowly, and closes the generator when the client goes away.
 
     Args:
         events: encoded events.
         limit: seconds for the whole answer, 0 for no limit.
+        interval: seconds without an event after which a comment is sent, 0 for none.
         error_event: makes the event of an error after the first event; None for that of completions.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncGenerator[bytes], limit: float, error_event: Callable[[ApiError], bytes] | None = None
+        self,
+        events: AsyncGenerator[bytes],
+        limit: float,
+        interval: float,
+        error_event: Callable[[ApiError], bytes] | None = None,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._limit, self._has_begun = events, limit, False
+        self._events, self._limit, self._interval = events, limit, interval
         self._error_event = error_event or _error_event
+        self._has_begun, self._sent_at, self._sending = False, 0.0, asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -93,12 +102,30 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_events(self, send: Send) -> None:
-        async with aclosing(self._events) as events:
-            async for part in events:
-                await self._begin(send)
-                await send({"type": "http.response.body", "body": part, "more_body": True})
+        keeping = asyncio.create_task(self._keep_alive(send)) if self._interval else None
+        try:
+            async with aclosing(self._events) as events:
+                async for part in events:
+                    await self._send(send, part)
+        finally:
+            if keeping is not None:
+                keeping.cancel()
+                await asyncio.gather(keeping, return_exceptions=True)
 
-    async def _begin(self, send: Send) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+    async def _keep_alive(self, send: Send) -> None:
+        """Send a comment whenever nothing was sent for the interval."""
+        clock = asyncio.get_running_loop().time
+        self._sent_at = clock()
+        while True:
+            if (left := self._sent_at + self._interval - clock()) <= 0:
+                await self._send(send, _KEEP_ALIVE)
+            else:
+                await asyncio.sleep(left)
+
+    async def _send(self, send: Send, part: bytes) -> None:
+        async with self._sending:
+            if not self._has_begun:
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                self._has_begun = True
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            self._sent_at = asyncio.get_running_loop().time()

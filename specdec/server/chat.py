@@ -5,7 +5,7 @@ from fastapi import APIRouter, Request, Response
 from specdec.core.sampling_params import SamplingParams
 from specdec.openai.chat_answer import ChatAnswer
 from specdec.openai.chat_request import ChatRequest
-from specdec.openai.connection import EventStream, while_connected
+from specdec.openai.connection import while_connected
 from specdec.openai.replies import ChatCompletion, json_response
 from specdec.server.json_route import JsonRoute
 from specdec.server.openapi import answers
@@ -25,7 +25,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     states = service.run(answer_id, [prompt], params, request, body, "messages")
     seconds = service.settings.request_timeout
     if body.stream:
-        return EventStream(answer.events(states), seconds)
+        return service.stream(answer.events(states))
     (state,) = await while_connected(request.receive, service.final(states, 1), seconds)
     return json_response(answer.whole(state))
 

@@ -5,7 +5,7 @@ from fastapi import APIRouter, Request, Response
 from specdec.core.sampling_params import SamplingParams
 from specdec.openai.completion_answer import CompletionAnswer
 from specdec.openai.completion_request import CompletionRequest
-from specdec.openai.connection import EventStream, while_connected
+from specdec.openai.connection import while_connected
 from specdec.openai.replies import Completion, json_response
 from specdec.server.json_route import JsonRoute
 from specdec.server.openapi import answers
@@ -38,7 +38,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     answer = CompletionAnswer(answer_id, service.served, body, texts, prompts, params)
     states = service.run(answer_id, prompts, params, request, body)
     if body.stream:
-        return EventStream(answer.events(states), limit)
+        return service.stream(answer.events(states))
     outputs = await while_connected(request.receive, service.final(states, len(prompts)), limit)
     return json_response(answer.whole(outputs))
 

@@ -40,6 +40,8 @@ class HttpServer(uvicorn.Server):
                 root_path=settings.root_path,
                 ssl_keyfile=settings.ssl_keyfile,
                 ssl_certfile=settings.ssl_certfile,
+                # Above the minute for which proxies keep theirs: the side that closes first may lose a request.
+                timeout_keep_alive=cast(int, settings.timeout_keep_alive),
                 timeout_graceful_shutdown=int(settings.grace) + _LAST_WORDS,
             )
         )

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
-from specdec.openai.connection import EventStream, while_connected
+from specdec.openai.connection import while_connected
 from specdec.openai.errors import ApiError
 from specdec.openai.messages_answer import InputTokens, MessageReply, MessagesAnswer
 from specdec.openai.messages_request import MessagesRequest
@@ -29,7 +29,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     states = service.run(answer_id, [prompt], params, request, chat, "messages")
     seconds = service.settings.request_timeout
     if chat.stream:
-        return EventStream(answer.events(states), seconds, answer.error_event)
+        return service.stream(answer.events(states), answer.error_event)
     (state,) = await while_connected(request.receive, service.final(states, 1), seconds)
     return json_response(answer.whole(state))
 

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
-from specdec.openai.connection import EventStream, while_connected
+from specdec.openai.connection import while_connected
 from specdec.openai.replies import json_response
 from specdec.openai.responses_answer import ResponsesAnswer
 from specdec.openai.responses_replies import ResponseReply
@@ -40,6 +40,6 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     answer = ResponsesAnswer(answer_id, service.served, body, params)
     states = service.run(answer_id, [prompt], params, request, body, "input")
     if body.stream:
-        return EventStream(answer.events(states), seconds, answer.error_event)
+        return service.stream(answer.events(states), answer.error_event)
     (state,) = await while_connected(request.receive, service.final(states, 1), seconds)
     return json_response(answer.whole(state))

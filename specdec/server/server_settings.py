@@ -88,6 +88,16 @@ class ServerSettings:
     header_timeout: float = setting(
         20.0, "Seconds within which a request's headers must arrive.", above=0, metavar="SECONDS"
     )
+    timeout_keep_alive: float = setting(
+        75.0, "Seconds for which a connection without a request stays open.", above=0, metavar="SECONDS"
+    )
+    sse_keep_alive_interval: float = setting(
+        15.0,
+        "Seconds without an event of a stream after which a comment is sent, so that proxies keep the connection; 0: "
+        "none.",
+        least=0,
+        metavar="SECONDS",
+    )
     send_timeout: float = setting(
         300.0,
         "Seconds in which a client that reads too slowly must catch up; then its connection is cut.",

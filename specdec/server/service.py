@@ -21,7 +21,7 @@ from specdec.core.errors import QueueFullError
 from specdec.core.outputs import CompletionOutput, RequestOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.openai.completion_request import Prompt
-from specdec.openai.connection import while_connected
+from specdec.openai.connection import EventStream, while_connected
 from specdec.openai.errors import ApiError, bad_request, code_of
 from specdec.openai.reasoning_text import ServedReasoning
 from specdec.openai.replies import now
@@ -292,6 +292,12 @@ class Service:
             left = [each for each in self._running.pop(answer_id, ()) if each not in ids]
             if left:
                 self._running[answer_id] = left
+
+    def stream(
+        self, events: AsyncGenerator[bytes], error_event: Callable[[ApiError], bytes] | None = None
+    ) -> EventStream:
+        """Return an answer of server-sent events; see `EventStream`."""
+        return EventStream(events, self.settings.request_timeout, self.settings.sse_keep_alive_interval, error_event)
 
     async def final(self, states: AsyncGenerator[tuple[int, RequestOutput]], count: int) -> list[RequestOutput]:
         """Return the last states of all prompts, in order."""

@@ -8,6 +8,9 @@ import pytest
 
 from specdec import SamplingParams
 from specdec.server.http_protocol import _BatchedWrites
+from specdec.server.http_server import HttpServer
+from specdec.server.server_settings import ServerSettings
+from specdec.server.service import Service
 from tests.specdec.server.long_requests import CHAT, LONG, opened, wait_until_running
 from tests.specdec.server.running import Served
 
@@ -43,6 +46,15 @@ def test_a_client_that_never_reads_costs_nobody_else(server: Served) -> None:
         (expected,) = server.offline.generate("b", SamplingParams(seed=1), use_tqdm=False)
         assert (status, reply["choices"][0]["text"]) == (200, expected.text)
     server.wait_until_idle()
+
+
+def test_idle_connections_stay_open_longer_than_those_of_proxies(engine: Served) -> None:
+    """Five seconds, as uvicorn has it, are less than proxies and pools of clients count on."""
+
+    def seconds(settings: ServerSettings) -> float:
+        return HttpServer(Service(engine.llm, settings, "tiny")).config.timeout_keep_alive
+
+    assert (seconds(ServerSettings()), seconds(ServerSettings(timeout_keep_alive=7))) == (75, 7)
 
 
 def test_writes_of_one_turn_are_sent_at_once_and_in_order() -> None:
