@@ -57,7 +57,7 @@ class HttpServer(uvicorn.Server):
 
     async def _abort_late(self) -> None:
         await asyncio.sleep(self._service.settings.grace)
-        await self._service.abort_all()
+        await self._service.end_requests()
 
 
 def listen(settings: ServerSettings) -> socket.socket:

@@ -93,7 +93,7 @@ class Service:
         # Ids of the engine's requests by the answer's id.
         self._running: dict[str, list[str]] = {}
         self._reported: set[str] = set()
-        self._has_warned_of_tools = False
+        self._has_warned_of_tools = self._is_ending = False
 
     @property
     def _finds_no_calls(self) -> bool:
@@ -236,8 +236,11 @@ class Service:
             prompt_field: field of the request that holds the prompt.
 
         Raises:
-            ApiError: a prompt or parameter that the model does not support; a full queue; a dead engine.
+            ApiError: a prompt or parameter that the model does not support; a full queue; a dead engine; the server's
+                end.
         """
+        if self._is_ending:
+            raise _shutting_down()
         most = self.llm.config.scheduler.max_queued_requests
         if most is not None and len(prompts) > most:
             message = f"{prompt_field} holds {len(prompts)} prompts; at most {most} may wait here: send fewer at once"
@@ -307,6 +310,8 @@ class Service:
 
     def _check_outputs(self, outputs: Sequence[CompletionOutput], params: SamplingParams) -> None:
         for output in outputs:
+            if output.finish_reason == "abort" and self._is_ending:
+                raise _shutting_down()
             if output.finish_reason == "error":
                 is_asked_for = any(getattr(params, name) for name in _FORBIDDING)
                 raise ApiError(400 if is_asked_for else 500, output.error or "the request failed", code="no_token")
@@ -344,10 +349,15 @@ class Service:
             self._stats = None if isinstance(asked.exception(), EngineDeadError) else asked.result()
         return self.metrics.page(self._stats, self.llm.num_restarts)
 
-    async def abort_all(self) -> None:
-        """Abort every running request."""
+    async def end_requests(self) -> None:
+        """Abort every running request, and answer it and later ones with 503."""
+        self._is_ending = True
         for answer in list(self._running):
             await self.abort(answer)
+
+
+def _shutting_down() -> ApiError:
+    return ApiError(503, "the server is shutting down; try again", code="shutting_down")
 
 
 def _cache_labels(config: EngineConfig) -> dict[str, str]:
