@@ -18,6 +18,8 @@ from specdec.core.out_of_memory import REMEDY, memory_shortage
 # Which click typer stands on depends on its version; its errors are reached through one that typer exports.
 _UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
 INTERRUPTED = 130
+# Loggers of other packages whose warnings are a part of the log. Without a handler, Python would write them bare.
+_OTHERS = ("asyncio", "uvicorn")
 # Also what other programs take for the end of a line, or for a change of direction.
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
@@ -104,7 +106,9 @@ def _logging_to_stderr(name: str) -> Iterator[None]:
         raise ValueError(f"SPECDEC_LOG_LEVEL is {level!r}; it must be one of debug, info, warning, error, critical")
     handler.setFormatter(_LogFormatter(f"{name}: %(levelname)s: %(message)s"))
     before = logger.level
-    logger.addHandler(handler)
+    loggers = (logger, *map(logging.getLogger, _OTHERS))
+    for each in loggers:
+        each.addHandler(handler)
     logger.setLevel(level)
     # What was chosen or fetched for the user is shown too.
     told = [logging.getLogger(f"specdec.{module}") for module in ("building.resolved_config", "models.packaged")]
@@ -113,7 +117,8 @@ def _logging_to_stderr(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        logger.removeHandler(handler)
+        for each in loggers:
+            each.removeHandler(handler)
         logger.setLevel(before)
         for each in told:
             each.setLevel("NOTSET")

@@ -104,6 +104,11 @@ class HttpProtocol(H11Protocol):
         self._reading_due.stop()
         super().resume_writing()
 
+    def _should_upgrade(self) -> bool:
+        # Clients such as JDK's ask for h2c with each request. HTTP lets a server go on with HTTP/1.1, and uvicorn would
+        # warn of missing packages for WebSockets.
+        return False
+
     def _cut(self) -> None:
         self.transport.abort()
 

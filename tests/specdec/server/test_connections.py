@@ -48,6 +48,16 @@ def test_a_client_that_never_reads_costs_nobody_else(server: Served) -> None:
     server.wait_until_idle()
 
 
+def test_an_upgrade_that_the_client_offers_is_ignored_in_silence(
+    server: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """JDK's HttpClient offers h2c with each request."""
+    for protocol in ("h2c", "websocket"):
+        offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": protocol, "HTTP2-Settings": "AAEAAEAAAAIAAAABAAMA"}
+        assert server.send("GET", "/health", headers=offer)[0] == 200
+    assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
+
+
 def test_idle_connections_stay_open_longer_than_those_of_proxies(engine: Served) -> None:
     """Five seconds, as uvicorn has it, are less than proxies and pools of clients count on."""
 

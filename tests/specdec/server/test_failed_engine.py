@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import re
 import signal
@@ -73,6 +74,8 @@ def test_a_server_whose_engine_failed_for_good_ends_with_an_error(
 
     async def started(llm: AsyncLLM) -> None:
         await start(llm)
+        # As uvicorn tells of bytes that are no request.
+        logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
         assert llm.engine_pid is not None
         os.kill(llm.engine_pid, signal.SIGKILL)
 
@@ -84,9 +87,12 @@ def test_a_server_whose_engine_failed_for_good_ends_with_an_error(
     lines = capsys.readouterr().err.splitlines()
     reason = "the engine process died (exit code -9); it failed too often, start the program anew"
     if log_format == "text":
-        assert lines[0].startswith(f"specdec: serving {folders.target} at http://127.0.0.1:")
+        assert lines[1].startswith(f"specdec: serving {folders.target} at http://127.0.0.1:")
         assert lines[-1] == f"specdec: {reason}"
+        assert "specdec: WARNING: Invalid HTTP request received." in lines
     else:
         records = [json.loads(line) for line in lines]
-        assert records[0]["message"].startswith(f"serving {folders.target} at http://127.0.0.1:")
+        warning, serving = records[:2]
+        assert (warning["logger"], warning["level"]) == ("uvicorn.error", "WARNING")
+        assert serving["message"].startswith(f"serving {folders.target} at http://127.0.0.1:")
         assert (records[-1]["level"], records[-1]["message"]) == ("ERROR", reason)
