@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer as FastTokenizer
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from specdec.core.chat_content import template_messages
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line, read_object
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line
 from specdec.gguf.file import GgufFile, is_gguf
 from specdec.gguf.tokenizer import load_gguf_tokenizer
 from specdec.models.checkpoint import check_tokenizer, has_tokenizer
@@ -33,14 +33,13 @@ _MOST_TEMPLATES = 32
 _NO_TEXT = b"\xff"
 # Characters of texts that are tokenized by one call, which takes a hundred times as many bytes.
 _MOST_AT_ONCE = 1 << 18
-_GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def load_pretrained(folder: Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a checkpoint folder or a GGUF file. Code in the folder is never run.
 
     Raises:
-        CheckpointError: no such folder, or the tokenizer cannot be read, or not without code in the folder.
+        CheckpointError: no such folder, or the tokenizer cannot be read.
     """
     if not folder.exists():
         raise CheckpointError(f"{folder}: no such folder; give a checkpoint with a tokenizer")
@@ -52,23 +51,17 @@ def load_pretrained(folder: Path) -> PreTrainedTokenizerBase:
         )
     except Exception as error:  # tokenizers raises a bare Exception, transformers many kinds
         check_tokenizer(folder)
-        reason = first_line(error)
-        if "trust_remote_code" in str(error):
-            reason = "it asks for code of the folder, which is never run; remove auto_map from tokenizer_config.json"
-        raise CheckpointError(f"{folder}: the tokenizer cannot be read: {reason}") from None
+        raise CheckpointError(f"{folder}: the tokenizer cannot be read: {first_line(error)}") from None
     return tokenizer
 
 
 def _loader(folder: Path) -> Any:
-    """Return the class that reads the tokenizer: transformers' choice.
+    """Return the class that reads the tokenizer: the one that takes tokenizer.json as it is.
 
-    A Llama's general tokenizer is known without asking transformers, which takes a second for its answer.
+    Classes of single models build parts of their own in place of the file's, and transformers chooses among them by
+    config.json too.
     """
-    files = (folder / name for name in ("config.json", "tokenizer_config.json"))
-    config, own = (read_object(file) if file.is_file() else {} for file in files)
-    if config.get("model_type") == "llama" and own.get("tokenizer_class") in _GENERAL and "auto_map" not in own:
-        from transformers import PreTrainedTokenizerFast
-
+    if (folder / "tokenizer.json").is_file():
         return PreTrainedTokenizerFast
     from transformers import AutoTokenizer
 

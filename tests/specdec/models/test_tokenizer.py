@@ -4,7 +4,6 @@ import builtins
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +22,17 @@ Path({ran!r}).touch()
 from transformers import PreTrainedTokenizerFast as Own, LlamaConfig as OwnConfig
 """
 
-REFUSED = "asks for code of the folder, which is never run; remove auto_map from tokenizer_config.json"
-
 
 @pytest.mark.parametrize("load", [Tokenizer, load_pretrained], ids=["serving", "training"])
 @pytest.mark.parametrize(
-    ("tokenizer", "config", "refused"),
+    ("tokenizer", "config"),
     [
-        ({"auto_map": {"AutoTokenizer": [None, "own.Own"]}}, {}, None),
-        ({"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}, {}, REFUSED),
-        ({"auto_map": ["own.Own", None], "tokenizer_class": None}, {}, REFUSED),
-        ({"auto_map": {"AutoTokenizer": [None, "own.Own"]}, "tokenizer_class": "Own"}, {"model_type": "own"}, REFUSED),
-        (
-            {},
-            {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoTokenizer": [None, "own.Own"]}},
-            None,
-        ),
-        ({}, {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}, None),
+        ({"auto_map": {"AutoTokenizer": [None, "own.Own"]}}, {}),
+        ({"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}, {}),
+        ({"auto_map": ["own.Own", None], "tokenizer_class": None}, {}),
+        ({"auto_map": {"AutoTokenizer": [None, "own.Own"]}, "tokenizer_class": "Own"}, {"model_type": "own"}),
+        ({}, {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoTokenizer": [None, "own.Own"]}}),
+        ({}, {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}),
     ],
     ids=str,
 )
@@ -49,10 +42,9 @@ def test_code_of_the_folder_never_runs(
     monkeypatch: pytest.MonkeyPatch,
     tokenizer: dict[str, Any],
     config: dict[str, Any],
-    refused: str | None,
     load: Callable[[Path], object],
 ) -> None:
-    """The user is never asked to allow it. If transformers has a class for the folder, the folder's own is ignored."""
+    """The user is never asked to allow it. The folder's tokenizer.json says all that its class would."""
     folder, ran = tmp_path / "target", tmp_path / "ran"
     shutil.copytree(tiny.target, folder)
     (folder / "own.py").write_text(CODE.format(ran=str(ran)))
@@ -60,11 +52,9 @@ def test_code_of_the_folder_never_runs(
     edit_json(folder / "tokenizer_config.json", **tokenizer)
     asked: list[str] = []
     monkeypatch.setattr(builtins, "input", lambda *words: [*map(asked.append, map(str, words)), "y"][-1])
-    with nullcontext() if refused is None else pytest.raises(CheckpointError, match=refused) as caught:
-        load(folder)
+    load(folder)
     assert not ran.exists()
     assert not asked
-    assert caught is None or "\n" not in str(caught.value)
 
 
 def test_a_tokenizer_that_cannot_be_read_is_named(tiny: Tiny, tmp_path: Path) -> None:
