@@ -210,8 +210,16 @@ class Tokenizer:
         arguments = {"add_generation_prompt": True, **template_arguments, "tokenize": False}
         try:
             return str(self._hf.apply_chat_template([dict(m) for m in messages], **arguments))
-        # Templates are code: they add text to what may be none, and index what may be short.
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        # Templates are code: they add text to what may be none, index what may be short, and descend into schemas.
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             raise ValueError(f"the chat template refuses the conversation: {first_line(error)}") from None
 
     def grammar_info(self, vocab_size: int, end_tokens: frozenset[int]) -> "TokenizerInfo":

@@ -81,6 +81,26 @@ def test_variables_of_the_chat_template_are_passed_on(tiny: Tiny, tmp_path: Path
             tokenizer.encode_chat([{"role": "user", "content": content}], names=names)
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 1 / 0 }}",
+        "{% for i in range(10 ** 9) %}{% endfor %}",
+        "{{ 10.0 ** 400 }}",
+        "{% macro show(schema) %}{{ show(schema['items']) if schema['items'] }}{% endmacro %}{{ show(tools[0]) }}",
+    ],
+)
+def test_a_template_that_cannot_be_computed_refuses_the_conversation(tiny: Tiny, template: str) -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(2000):
+        nested = {"items": nested}
+    tokenizer, arguments = Tokenizer(tiny.target), {"chat_template": template, "tools": [nested]}
+    messages = tokenizer.chat_messages([{"role": "user", "content": [{"type": "text", "text": "a"}]}], **arguments)
+    with pytest.raises(ValueError, match=r"^the chat template refuses the conversation: .+$") as caught:
+        tokenizer.chat_text(messages, **arguments)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("split", [True, False], ids=["special tokens split", "special tokens whole"])
 def test_tokens_are_those_of_transformers(tmp_path: Path, special: bool, split: bool) -> None:
