@@ -104,10 +104,8 @@ class GgufFile:
         if architecture not in ARCHITECTURES:
             # Baichuan is read from folders alone.
             return {"model_type": "baichuan in a GGUF file" if architecture == "baichuan" else architecture}
-        prefix = f"{architecture}."
-        own = {key.removeprefix(prefix): value for key, value in self.values.items() if key.startswith(prefix)}
-        own = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in own.items()}
-        found = {name: own[key] for key, name in SETTINGS.items() if not isinstance(own.get(key), list | None)}
+        own = self._own
+        found = {name: own[key] for key, name in SETTINGS.items() if own.get(key) is not None}
         embedding = self.tensors.get("token_embd.weight")
         found |= {
             "model_type": architecture,
@@ -127,6 +125,26 @@ class GgufFile:
             divisors = None if factors is None else self._plain(ROPE_FACTORS, factors, torch.float32).flatten()
             scaling = rope_scaling(own, divisors)
         return found | ({"rope_scaling": scaling} if scaling else {})
+
+    @cached_property
+    def _own(self) -> dict[str, Any]:
+        """Values of the model by their keys behind the architecture's name.
+
+        Raises:
+            CheckpointError: a setting that differs between layers.
+        """
+        prefix = f"{self.values.get('general.architecture')}."
+        own = {key.removeprefix(prefix): value for key, value in self.values.items() if key.startswith(prefix)}
+        own = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in own.items()}
+        for key in SETTINGS:
+            # One number for each layer, as converters of mixed models write for all models.
+            match own.get(key):
+                case [first, *others] if all(other == first for other in others):
+                    own[key] = first
+                case [*several]:
+                    problem = f"{prefix}{key} is {several!r:.60}; layers of different sizes are not supported"
+                    raise CheckpointError(f"{self.path}: {problem}")
+        return own
 
     @cached_property
     def vocabulary(self) -> GgufVocabulary:
@@ -173,10 +191,7 @@ class GgufFile:
         key = {"attn_q": "head_count", "attn_k": "head_count_kv"}.get(part)
         if key is None or not ARCHITECTURES.get(str(self.values.get("general.architecture")), False):
             return tensor
-        count, rows = (
-            self.values.get(f"llama.attention.{key}", self.values["llama.attention.head_count"]),
-            tensor.shape[0],
-        )
+        count, rows = self._own.get(f"attention.{key}", self._own["attention.head_count"]), tensor.shape[0]
         if rows % (2 * count):
             raise CheckpointError(f"{self.path}: {name} has {rows} rows, which {count} heads cannot share")
         order = torch.arange(rows).view(count, -1, 2).transpose(1, 2).flatten()

@@ -173,6 +173,16 @@ def test_padding_of_the_output_matrix_is_no_other_vocabulary(tmp_path: Path) -> 
         assert vocabulary_digest(padded) == vocabulary_digest(other)
 
 
+def test_settings_of_each_layer_that_are_alike_are_those_of_all(tmp_path: Path) -> None:
+    model, each = random_model("llama"), {"attention.head_count_kv": [2, 2], "feed_forward_length": [96, 96]}
+    plain = write_gguf(tmp_path / "plain.gguf", model)
+    listed = write_gguf(tmp_path / "listed.gguf", model, facts=each)
+    assert read_llama_config(listed) == read_llama_config(plain)
+    weights = load_llama(listed, torch.float32, CPU, TORCH).weights.state_dict()
+    for name, weight in load_llama(plain, torch.float32, CPU, TORCH).weights.state_dict().items():
+        assert torch.equal(weights[name], weight)
+
+
 def test_the_dtype_asked_for_is_the_one_of_the_weights(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", random_model("llama"), Kind.Q8_0)
     for dtype in (torch.bfloat16, torch.float64):
@@ -196,6 +206,14 @@ def test_unreadable_files_are_refused_by_name(tmp_path: Path) -> None:
         (
             {"facts": {"attention.head_count_kv": 3}},
             r"model.gguf: .*4 attention heads are no multiple of 3 key-value heads",
+        ),
+        (
+            {"facts": {"attention.head_count_kv": [2, 1]}},
+            r"model.gguf: llama.attention.head_count_kv is \[2, 1\]; layers of different sizes are not supported",
+        ),
+        (
+            {"facts": {"feed_forward_length": [96, 64]}},
+            r"model.gguf: llama.feed_forward_length is \[96, 64\]; layers of different sizes are not supported",
         ),
         ({"facts": {"attention.head_count_kv": 1}}, r"model.gguf: layers.0.qkv_proj.weight has shape \[128, 64\]"),
         (
