@@ -1,6 +1,7 @@
 """Models in GGUF files, as llama.cpp writes them: settings and tensors as a checkpoint folder would hold them."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
@@ -68,9 +69,9 @@ class GgufFile:
     """A GGUF file: its values, and its tensors, which stay on the disk.
 
     Attributes:
-        path: the file.
+        path: the file; of a model that is split, the first.
         values: its values by their keys.
-        tensors: its tensors by their names.
+        tensors: its tensors by their names, those of all parts.
     """
 
     path: Path
@@ -82,7 +83,7 @@ class GgufFile:
         """Read what a file says; a second call for the same file takes no time.
 
         Raises:
-            CheckpointError: no such file, one that cannot be read, or the package `gguf` is missing.
+            CheckpointError: no such file, one that cannot be read, a missing part, or the package `gguf` is missing.
         """
         if not path.is_file():
             raise CheckpointError(missing_path(path, "file"))
@@ -220,7 +221,30 @@ class GgufFile:
 @lru_cache(maxsize=1)
 def _opened(path: Path, changed: int, size: int) -> GgufFile:  # noqa: ARG001
     """Read a file. The last one is kept: its settings, tokenizer and weights are asked for one after another."""
-    return GgufFile(path, *read_container(path))
+    values, tensors = read_container(path)
+    for part in _later_parts(path, values):
+        tensors |= read_container(part)[1]
+    return GgufFile(path, values, tensors)
+
+
+def _later_parts(path: Path, values: Mapping[str, Any]) -> list[Path]:
+    """Return the other files of a model that is split: they lie beside the first, which alone has the keys.
+
+    Raises:
+        CheckpointError: the file is not the first, or another is missing.
+    """
+    count = values.get("split.count", 1)
+    if type(count) is not int or count < 2:
+        return []
+    ending = f"-00001-of-{count:05}.gguf"
+    if values.get("split.no") != 0 or not path.name.endswith(ending):
+        raise CheckpointError(f"{path}: one of {count} parts; give the first, NAME{ending}, with the others beside it")
+    stem = path.name.removesuffix(ending)
+    parts = [path.with_name(f"{stem}-{part:05}-of-{count:05}.gguf") for part in range(2, count + 1)]
+    missing = next((part for part in parts if not part.is_file()), None)
+    if missing is not None:
+        raise CheckpointError(f"{missing}: no such file; {path.name} is one of {count} parts, which must lie together")
+    return parts
 
 
 def _checkpoint_name(name: str) -> str:

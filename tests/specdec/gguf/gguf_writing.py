@@ -52,6 +52,7 @@ def write_gguf(
     kind: Kind | Callable[[str], Kind] = Kind.F32,
     name: str | None = None,
     facts: dict[str, Any] | None = None,
+    tensors_a_file: int = 0,
 ) -> Path:
     """Write a model with a byte-level tokenizer; rows of its output matrix beyond `TOKENS` are padding.
 
@@ -59,10 +60,11 @@ def write_gguf(
         kind: of the matrices, all or by name; vectors are F32.
         name: of the architecture, None for the model's own.
         facts: further numbers and strings by their keys behind the architecture's.
+        tensors_a_file: splits the model into files of so many, NAME-00001-of-…; 0 for one file.
     """
     config = model.config
     architecture = config.model_type
-    writer = gguf.GGUFWriter(file, name or architecture)
+    writer = gguf.GGUFWriter(file, name or architecture, split_max_tensors=tensors_a_file)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)

@@ -183,6 +183,26 @@ def test_settings_of_each_layer_that_are_alike_are_those_of_all(tmp_path: Path) 
         assert torch.equal(weights[name], weight)
 
 
+def test_a_model_in_several_files_is_one(tmp_path: Path) -> None:
+    model = random_model("llama")
+    plain = write_gguf(tmp_path / "plain.gguf", model)
+    write_gguf(tmp_path / "split.gguf", model, tensors_a_file=9)
+    first, second, third = sorted(tmp_path.glob("split-*.gguf"))
+    assert first.name == "split-00001-of-00003.gguf"
+    expected = load_llama(plain, torch.float32, CPU, TORCH).weights.state_dict()
+    found = load_llama(first, torch.float32, CPU, TORCH).weights.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    with pytest.raises(
+        CheckpointError, match=r"02-of-\d+.gguf: one of 3 parts; give the first, NAME-00001-of-00003.gguf"
+    ):
+        read_llama_config(second)
+    third.unlink()
+    file_module._opened.cache_clear()
+    with pytest.raises(CheckpointError, match=r"split-00003-of-00003.gguf: no such file; split-00001-of-00003.gguf is"):
+        read_llama_config(first)
+
+
 def test_the_dtype_asked_for_is_the_one_of_the_weights(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", random_model("llama"), Kind.Q8_0)
     for dtype in (torch.bfloat16, torch.float64):
