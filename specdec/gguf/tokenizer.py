@@ -72,6 +72,7 @@ def load_gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     try:
         _check_keys(values)
         vocabulary = GgufVocabulary.read(values)
+        vocabulary.check()
         tokenizer = _sentencepiece(vocabulary) if vocabulary.kind == SENTENCEPIECE else _byte_level(file, vocabulary)
     except CheckpointError as error:
         raise CheckpointError(f"{file}: the tokenizer cannot be read: {error}; {REMEDY}") from None

@@ -107,21 +107,28 @@ class GgufVocabulary:
         """Read the vocabulary from a file's keys; without tokens it is empty.
 
         Raises:
-            CheckpointError: two tokens of the same text, or fewer types than tokens.
+            CheckpointError: tokens that are no texts.
         """
         kind, tokens = str(values.get(f"{PREFIX}model")), values.get(f"{PREFIX}tokens", [])
         if not isinstance(tokens, list):
             raise CheckpointError(f"{PREFIX}tokens are no texts")
         if "" in tokens:
             tokens = [text or f"[EMPTY_{token}]" for token, text in enumerate(tokens)]
-        found = cls(kind, tokens, values)
-        if len(found.ids) != len(tokens):
-            twice = next(token for token, text in enumerate(tokens) if found.ids[text] != token)
-            raise CheckpointError(f"tokens {twice} and {found.ids[tokens[twice]]} are both {tokens[twice]!r}")
-        types = values.get(f"{PREFIX}token_type")
-        if types is not None and len(types) < len(tokens):
-            raise CheckpointError(f"{PREFIX}token_type has {len(types)} entries for {len(tokens)} tokens")
-        return found
+        return cls(kind, tokens, values)
+
+    def check(self) -> None:
+        """Check that a tokenizer can be built of it; a model can run with another tokenizer.
+
+        Raises:
+            CheckpointError: two tokens of the same text, or fewer types than tokens.
+        """
+        if len(self.ids) != len(self.tokens):
+            twice = next(token for token, text in enumerate(self.tokens) if self.ids[text] != token)
+            text = self.tokens[twice]
+            raise CheckpointError(f"tokens {twice} and {self.ids[text]} are both {text!r}")
+        types = self.values.get(f"{PREFIX}token_type")
+        if types is not None and len(types) < len(self.tokens):
+            raise CheckpointError(f"{PREFIX}token_type has {len(types)} entries for {len(self.tokens)} tokens")
 
     @cached_property
     def ids(self) -> dict[str, int]:
@@ -137,7 +144,8 @@ class GgufVocabulary:
         types = self.values.get(f"{PREFIX}token_type")
         if types is None:
             return self.ids
-        return {text: token for text, token in self.ids.items() if types[token] != UNUSED or text != f"[PAD{token}]"}
+        unused = {*np.flatnonzero(np.asarray(types) == UNUSED).tolist()}
+        return {text: token for text, token in self.ids.items() if token not in unused or text != f"[PAD{token}]"}
 
     def id(self, name: str) -> int | None:
         """Return a special token: that of the file, or else llama.cpp's for this kind; None for none.

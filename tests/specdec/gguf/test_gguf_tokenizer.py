@@ -26,7 +26,7 @@ from specdec.gguf.tokenizer import WITHOUT_EFFECT, pieces_of
 from specdec.gguf.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from specdec.models.checkpoint import read_settings
 from specdec.models.generation_config import GenerationConfig
-from specdec.models.tokenizer import Tokenizer
+from specdec.models.tokenizer import Tokenizer, vocabulary_digest
 from tests.specdec.gguf.gguf_writing import random_model, write_gguf
 
 RECORDED = json.loads(Path(__file__).with_name("llama_cpp_splits.json").read_text(encoding="utf-8"))
@@ -241,6 +241,24 @@ def test_types_of_tokens(tmp_path: Path) -> None:
     assert tokenizer.decode(tokens) == "ab<u>cd<n>"
     names = [tokenizer.backend.id_to_token(token) for token in tokens]
     assert names == ["a", "<c>", "b", "<u>", "c", "<k>", "d", "<", "n", ">"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "types", "message"),
+    [
+        (["a", "</s>", "a"], [NORMAL, CONTROL, NORMAL], "tokens 0 and 2 are both 'a'"),
+        (["a", "</s>"], [NORMAL], r"tokenizer\.ggml\.token_type has 1 entries for 2 tokens"),
+    ],
+)
+def test_a_vocabulary_that_makes_no_tokenizer_keeps_its_model(
+    tmp_path: Path, tokens: list[str], types: list[int], message: str
+) -> None:
+    file = file_of(tmp_path, {}, {"ggml.pre": "gpt-2", "ggml.tokens": tokens, "ggml.token_type": types})
+    assert read_settings(file)["eos_token_id"] == [1]
+    assert GenerationConfig.read(file).end_tokens == {1}
+    vocabulary_digest(file)
+    with pytest.raises(CheckpointError, match=rf"{message}; give the model's own with --tokenizer FOLDER$"):
+        Tokenizer(file)
 
 
 def test_merges_are_ignored_for_whole_pieces_where_the_split_says_so(tmp_path: Path) -> None:
