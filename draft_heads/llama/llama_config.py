@@ -14,7 +14,7 @@ from specdec.draft_heads.llama.rope import WITHOUT_ROTATION, RopeConfig
 
 # Keys that change what the model computes, with the only values that are supported.
 REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu", None),
+    "hidden_act": ("silu", "swish", None),
     "quantization_config": (None,),
     "attention_chunk_size": (None,),
     "use_qk_norm": (None, False),

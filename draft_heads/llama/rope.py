@@ -43,7 +43,7 @@ class RopeConfig:
             max_position: positions of the model.
 
         Raises:
-            CheckpointError: an unknown rope type, or a missing or unusable number.
+            CheckpointError: an unknown rope type, a missing or unusable number, or a theta that would be lost.
         """
         spelling = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
         spelled = config.get(spelling) or {}
@@ -52,7 +52,8 @@ class RopeConfig:
         values = dict(spelled)
         if any(isinstance(value, Mapping) for value in values.values()):
             raise CheckpointError(f"config.json: {spelling} of its own for each layer type is not supported")
-        kind = values.get("rope_type", values.get("type", "default"))
+        kinds = (values.get(key) for key in ("rope_type", "type"))
+        kind = next((kind for kind in kinds if kind is not None), "default")
         if kind not in ROPE_TYPES:
             raise CheckpointError(f"config.json: rope type {kind!r} is not supported; known: {', '.join(ROPE_TYPES)}")
         if values.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) not in (1, 1.0, None):
@@ -74,7 +75,13 @@ class RopeConfig:
             values["original_max_position_embeddings"] = outer
         original = max(1.0, number("original_max_position_embeddings", max_position))
         factor_default = max_position / original if kind == "yarn" and "factor" in values else None
-        theta = config.get("rope_theta")
+        theta, other = config.get("rope_theta"), config.get("rope_parameters")
+        lost = other.get("rope_theta") if theta is None and isinstance(other, Mapping) else None
+        if lost not in (None, values.get("rope_theta", cls.theta)):
+            raise CheckpointError(
+                f"config.json: rope_theta {lost!r:.100} of rope_parameters does not hold beside rope_scaling; "
+                "put it into rope_scaling too"
+            )
         return cls(
             rope_type=kind,
             theta=number("rope_theta", 10000.0 if theta is None else theta, above=1.0 if kind == "yarn" else 0.0),

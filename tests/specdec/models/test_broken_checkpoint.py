@@ -96,6 +96,14 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "rope without factor": (config_edit(rope_parameters={"rope_type": "linear", "rope_theta": 1e4}), "factor"),
     "rope of factor 0": (config_edit(rope_parameters={"rope_type": "linear", "factor": 0}), "factor"),
     "rope a list": (config_edit(rope_parameters=[1.0]), "rope_parameters = [1.0] must be an object"),
+    "rope of a theta that is lost": (
+        config_edit(
+            rope_theta=None,
+            rope_parameters={"rope_type": "default", "rope_theta": 5e4},
+            rope_scaling={"rope_type": "yarn", "factor": 2.0},
+        ),
+        "rope_theta 50000.0 of rope_parameters does not hold beside rope_scaling; put it into rope_scaling too",
+    ),
     "rope for each layer type": (
         config_edit(rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 5e4}}),
         "rope_parameters of its own for each layer type",

@@ -16,7 +16,7 @@ from specdec.draft_heads.llama.rope import rotary_at
 from specdec.execution.model_runner import LONGEST_MEASURED, ModelRunner
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import TreeRow
-from specdec.models.llama import load_llama
+from specdec.models.llama import load_llama, read_llama_config
 from specdec.verify.tree_batch import TreeBatch
 from tests.fakes import edit_json, save_random_head
 from tests.kernel_sets import TORCH
@@ -159,9 +159,20 @@ def test_logits_equal_transformers_where_both_spellings_stand(tmp_path: Path, ki
     old = dict(ROPES[kind])
     del old["rope_theta"]
     save_llama(tmp_path)
-    other = {"rope_type": "linear", "rope_theta": 123.0, "factor": 3.0}
+    # Without a theta elsewhere, this one would be lost, which is refused.
+    other = {"rope_type": "linear", "factor": 3.0, **({} if theta is None else {"rope_theta": 123.0})}
     edit_json(tmp_path / "config.json", rope_parameters=other, rope_scaling=old, rope_theta=theta)
     assert_logits_equal(tmp_path)
+
+
+def test_other_names_of_the_same_settings(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    scaling = {"rope_type": "linear", "factor": 3.0}
+    edit_json(tmp_path / "config.json", rope_scaling=scaling, rope_theta=700.0)
+    expected = read_llama_config(tmp_path)
+    older = {"rope_type": None, "type": "linear", "factor": 3.0}
+    edit_json(tmp_path / "config.json", rope_scaling=older, hidden_act="swish")
+    assert read_llama_config(tmp_path) == expected
 
 
 def test_ropes_differ_so_that_the_comparison_can_fail(tmp_path: Path) -> None:
