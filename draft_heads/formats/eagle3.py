@@ -17,7 +17,7 @@ from specdec.draft_heads.heads.draft_head import DraftModel, TargetParts
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, items
-from specdec.draft_heads.llama.llama_config import positive
+from specdec.draft_heads.llama.llama_config import flag, positive
 from specdec.kernels.kernel_set import KernelSet
 
 EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
@@ -51,21 +51,21 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
         target_hidden = positive(own, "target_hidden_size", llama.hidden_size)
         # The target's matrices fit if the sizes are alike.
         is_alike = target_hidden == llama.hidden_size
-        shares = is_alike and EMBEDDING not in tensors and not own.get("embed_requires_grad")
+        shares = is_alike and EMBEDDING not in tensors and not flag(own, "embed_requires_grad")
         embedding = Source.TARGET if shares else Source.FILE
-        output = _output(settings, tensors, llama.vocab_size, is_alike)
-        draft_vocab = positive(own, "draft_vocab_size", llama.vocab_size)
-        normed = own.get("norm_before_residual")
+        d2t, t2d = tensors.by_name.get("d2t"), tensors.by_name.get("t2d")
+        draft_vocab = positive(own, "draft_vocab_size", llama.vocab_size if d2t is None else d2t.numel())
+        output = _output(settings, tensors, draft_vocab == llama.vocab_size, is_alike)
         config = Eagle3Config(
             llama=llama,
             taps=(-1,) * _num_taps(taps, tensors, target_hidden),
             target_hidden_size=target_hidden,
             draft_vocab_size=draft_vocab,
             fc_bias="fc.bias" in tensors,
-            norm_before_fc=bool(own.get("norm_before_fc")) or "input_norm.weight" in tensors,
-            fc_norm=bool(own.get("fc_norm") or own.get("use_aux_norm")) or "fc_norm.0.weight" in tensors,
-            norm_before_residual=bool(settings.layout == Layout.SPECULATORS if normed is None else normed),
-            norm_output=bool(own.get("norm_output")),
+            norm_before_fc=flag(own, "norm_before_fc") or "input_norm.weight" in tensors,
+            fc_norm=flag(own, "fc_norm") or flag(own, "use_aux_norm") or "fc_norm.0.weight" in tensors,
+            norm_before_residual=flag(own, "norm_before_residual", settings.layout == Layout.SPECULATORS),
+            norm_output=flag(own, "norm_output"),
         )
         # SGLang calls the input norm of layers after the first `hidden_norm`.
         for layer in range(1, llama.num_layers):
@@ -77,7 +77,6 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
             del expected[EMBEDDING]
         if output != Source.FILE:
             del expected[OUTPUT]
-        d2t, t2d = tensors.by_name.get("d2t"), tensors.by_name.get("t2d")
         return HeadDescription(
             kind=self,
             label="EAGLE-3.1" if config.fc_norm or config.norm_output else self.label,
@@ -171,15 +170,18 @@ def _num_taps(taps: TapIds, tensors: HeadTensors, target_hidden: int) -> int:
     raise CheckpointError(f"{reads}; {KEY} = {list(taps.ids)} names {named} layers")
 
 
-def _output(settings: HeadSettings, tensors: HeadTensors, vocab_size: int, is_alike: bool) -> Source:
-    """Return the origin of the output matrix. Official files hold one; other formats may lack it, as keys tell."""
-    if "lm_head.weight" in tensors or settings.layout == Layout.SPECULATORS:
+def _output(settings: HeadSettings, tensors: HeadTensors, is_whole: bool, is_alike: bool) -> Source:
+    """Return the origin of the output matrix.
+
+    Args:
+        is_whole: whether the head proposes all of the target's tokens. Otherwise only the file can have its matrix.
+    """
+    if "lm_head.weight" in tensors or settings.layout == Layout.SPECULATORS or not is_whole:
         return Source.FILE
-    draft_vocab = settings.own.get("draft_vocab_size")
-    if settings.own.get("tie_word_embeddings") and draft_vocab in (None, vocab_size):
+    if settings.own.get("tie_word_embeddings"):
         return Source.EMBEDDING
-    # SGLang and vLLM use the target's if there is neither a matrix nor a draft vocabulary.
-    return Source.TARGET if draft_vocab is None and is_alike else Source.FILE
+    # As in SGLang and vLLM.
+    return Source.TARGET if is_alike else Source.FILE
 
 
 def _settled(
@@ -194,6 +196,9 @@ def _settled(
     cases = {
         "the file has no embedding: the target's": embedding == Source.TARGET,
         f"the file has no output matrix: {output}": output != Source.FILE,
+        f"config.json has no draft_vocab_size: the {config.draft_vocab_size} tokens of d2t": (
+            "d2t" in tensors and own.get("draft_vocab_size") is None
+        ),
         "config.json is silent about norm_before_residual: true, as vLLM takes it for speculators": (
             layout == Layout.SPECULATORS and own.get("norm_before_residual") is None
         ),

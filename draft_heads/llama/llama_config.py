@@ -72,6 +72,18 @@ def positive(config: Mapping[str, Any], name: str, default: int | None = None) -
     return value
 
 
+def flag(config: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    """Return a switch of a config.json.
+
+    Raises:
+        CheckpointError: the value is neither true, false nor null.
+    """
+    value = config.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(f"config.json: {name} = {value!r:.100} must be true or false")
+    return default if value is None else value
+
+
 @dataclass(frozen=True)
 class LlamaConfig:
     """Sizes of a model of the Llama family, or of a draft head made of Llama layers.
@@ -155,12 +167,6 @@ class LlamaConfig:
                 raise CheckpointError(f"config.json: {name} = {value!r:.100} must be at most {largest}")
             return value
 
-        def flag(name: str, default: bool = False) -> bool:
-            value = config.get(name)
-            if value is not None and not isinstance(value, bool):
-                raise CheckpointError(f"config.json: {name} = {value!r} must be true or false")
-            return default if value is None else value
-
         hidden, heads = count("hidden_size"), count("num_attention_heads")
         kv_heads = count("num_key_value_heads", heads)
         if heads % kv_heads:
@@ -178,7 +184,9 @@ class LlamaConfig:
         layers, windows = count("num_hidden_layers"), tuple[int, ...]()
         sliding = _sliding_layers(config, layers)
         # For Mistral, use_sliding_window is without effect, as in transformers.
-        if config.get("sliding_window") is not None and (family == "mistral" or flag("use_sliding_window", True)):
+        if config.get("sliding_window") is not None and (
+            family == "mistral" or flag(config, "use_sliding_window", True)
+        ):
             window = count("sliding_window")
             if family not in SLIDING_FAMILIES:
                 raise CheckpointError(f"config.json: sliding_window = {window} is not supported")
@@ -187,12 +195,12 @@ class LlamaConfig:
         rope, has_alibi = RopeConfig.from_json(config, max_position), _has_alibi(config, hidden)
         if has_alibi and rope.rope_type != "default":
             raise CheckpointError(f"config.json: rope type {rope.rope_type!r} is not supported beside ALiBi")
-        tied, vocab_size = flag("tie_word_embeddings"), count("vocab_size")
+        tied, vocab_size = flag(config, "tie_word_embeddings"), count("vocab_size")
         normalised = family == "baichuan" and vocab_size == BAICHUAN_2_VOCAB
         if normalised and tied:
             raise CheckpointError("config.json: tie_word_embeddings is not supported with a normalised head")
         # Where a family's own model has no biases, their settings are without effect.
-        bias = flag("attention_bias") and family not in ("mistral", "qwen2", "baichuan")
+        bias = flag(config, "attention_bias") and family not in ("mistral", "qwen2", "baichuan")
         return cls(
             vocab_size=vocab_size,
             hidden_size=hidden,
@@ -207,7 +215,7 @@ class LlamaConfig:
             tie_word_embeddings=tied,
             attention_bias=bias or family == "qwen2",
             output_bias=bias,
-            mlp_bias=flag("mlp_bias") and family not in ("mistral", "qwen2", "qwen3", "baichuan"),
+            mlp_bias=flag(config, "mlp_bias") and family not in ("mistral", "qwen2", "qwen3", "baichuan"),
             qk_norm=family == "qwen3",
             windows=windows if any(windows) else (),
             alibi_slopes=alibi_slopes(heads) if has_alibi else (),

@@ -111,7 +111,11 @@ FAULTS: dict[str, list[tuple[Damage, str]]] = {
     "official_eagle3_own_size": [(lose("embed_tokens.weight"), "missing tensors: embed_tokens.weight")],
     "official_eagle3_whole": [
         (say(vocab_size=54, draft_vocab_size=54), "the head's vocab_size 54 does not fit the target's 53"),
-        (lose("lm_head.weight"), "missing tensors: lm_head.weight"),
+        (say(norm_before_residual="false"), "config.json: norm_before_residual = 'false' must be true or false"),
+        (say(norm_before_fc="true"), "config.json: norm_before_fc = 'true' must be true or false"),
+        (say(use_aux_norm=1), "config.json: use_aux_norm = 1 must be true or false"),
+        (say(norm_output="no"), "config.json: norm_output = 'no' must be true or false"),
+        (both(say(draft_vocab_size=None), put("d2t", [])), "config.json: draft_vocab_size = 0 must be a positive"),
     ],
     "specforge_eagle3": [
         (say(eagle_config={IDS: [-2, 3, 4]}), f"{IDS} = [-2, 3, 4] are no layers of a target that has 8"),

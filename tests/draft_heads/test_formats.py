@@ -20,7 +20,7 @@ from specdec.kernels.types.block_table import pad_block_tables
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.verify.tree_batch import slots_of
-from tests.checkpoints import TARGET_HIDDEN, TARGET_LAYERS, VOCAB, Fixture
+from tests.checkpoints import FEW, TARGET_HIDDEN, TARGET_LAYERS, VOCAB, Fixture
 from tests.draft_heads.dense_head import DenseHead
 from tests.draft_heads.loading import PARTS, load
 from tests.fakes import TINY
@@ -211,6 +211,27 @@ ASSUMED = {
 def test_assumed_settings_are_told(name: str, tmp_path: Path) -> None:
     said = describe_folder(FORMATS[name]().write(tmp_path)).assumptions
     assert any(sentence.startswith(ASSUMED[name]) for sentence in said), said
+
+
+def test_a_head_of_all_tokens_without_an_output_matrix_takes_the_targets(tmp_path: Path) -> None:
+    """Whether config.json says that it is one of all tokens, or nothing."""
+    for size in (VOCAB, None):
+        fixture = FORMATS["official_eagle3_whole"]()
+        del fixture.tensors["lm_head.weight"]
+        fixture.config["draft_vocab_size"] = size
+        found = describe_folder(fixture.write(tmp_path / str(size)))
+        assert found.output == Source.TARGET
+        assert "the file has no output matrix: the target's" in found.assumptions
+
+
+def test_tokens_of_a_head_are_counted_where_config_json_does_not(tmp_path: Path) -> None:
+    fixture = FORMATS["specforge_eagle3"]()
+    expected = describe_folder(fixture.write(tmp_path / "said"))
+    del fixture.config["draft_vocab_size"]
+    found = describe_folder(fixture.write(tmp_path / "silent"))
+    assert found.config == expected.config
+    assert torch.equal(found.tokens, expected.tokens)
+    assert f"config.json has no draft_vocab_size: the {len(FEW)} tokens of d2t" in found.assumptions
 
 
 def test_parts_that_config_json_does_not_mention_are_used(tmp_path: Path) -> None:
