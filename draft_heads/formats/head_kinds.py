@@ -16,6 +16,7 @@ from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.formats.quantized_head import is_fp8, plain_weights
 from specdec.draft_heads.heads.draft_head import TargetParts
 from specdec.draft_heads.llama.checkpoint_files import (
+    WEIGHT_DTYPES,
     CheckpointError,
     check_weight_dtypes,
     error_context,
@@ -84,18 +85,20 @@ def read_head(folder: Path) -> HeadDescription[Any]:
     """
     settings = read_config(folder)
     with error_context(folder):
-        # What is quantised otherwise is refused by name.
-        own = {**settings, "quantization_config": None} if is_fp8(settings) else settings
-        _refuse_foreign(own)
+        plain = {**settings, "quantization_config": None}
+        _refuse_foreign(plain)
     tensors = read_tensors(folder)
     with error_context(folder):
+        # Trainers copy the target's setting to heads that are not quantised. What is quantised otherwise than in
+        # 8-bit floats is refused by name.
+        is_plain = all(tensor.dtype in WEIGHT_DTYPES for tensor in _weights(tensors).values())
+        own = plain if is_plain or is_fp8(settings) else settings
         return _recognise(own, plain_weights(settings, tensors))
 
 
 def _recognise(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> HeadDescription[Any]:
     _refuse_foreign(settings, tensors)
-    id_maps = [name for kind in KINDS.values() for name in kind.id_maps]
-    check_weight_dtypes({name: x for name, x in tensors.items() if name.rpartition(".")[2] not in id_maps})
+    check_weight_dtypes(_weights(tensors))
     own, found = HeadSettings.from_json(settings), HeadTensors(tensors)
     kind = kind_of(own, found)
     has_mlp = any(name.startswith("layers.0.mlp.") for name in found.by_name)
@@ -112,6 +115,12 @@ def _recognise(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> He
     if said not in (None, kind.name):
         raise CheckpointError(f"speculators_model_type is {said!r}, the tensors are those of an {described.label} head")
     return described
+
+
+def _weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors but for those of token ids."""
+    id_maps = [name for kind in KINDS.values() for name in kind.id_maps]
+    return {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in id_maps}
 
 
 def kind_of(settings: HeadSettings, tensors: HeadTensors) -> HeadKind[Any, Any] | None:

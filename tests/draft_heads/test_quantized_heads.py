@@ -103,6 +103,16 @@ def test_what_is_no_such_head_is_refused_by_name(
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("config", [STORED["packed-4"].config, {"quant_method": "bitsandbytes", "load_in_4bit": True}])
+def test_a_plain_head_with_its_targets_quantization_config_is_plain(config: dict[str, Any], tmp_path: Path) -> None:
+    fixture = FORMATS["specforge_eagle3"]()
+    expected = weights(fixture.write(tmp_path / "plain"))
+    fixture.config["quantization_config"] = config
+    found = weights(fixture.write(tmp_path / "copied"))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def test_a_head_of_eagle_4_is_refused_for_its_licence(tmp_path: Path) -> None:
     fixture = FORMATS["specforge_eagle3"]()
     fixture.config["architectures"] = ["LlamaForCausalLMEagle4"]
