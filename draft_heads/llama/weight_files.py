@@ -37,13 +37,17 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         CheckpointError: there are no weights, a shard that the index names is missing, or a file cannot be read.
     """
     tensors: dict[str, Tensor] = {}
-    for file in _weight_files(folder):
+    files, index = _weight_files(folder), folder / INDEX
+    named = read_object(index)["weight_map"] if index.is_file() else {}
+    for file in files:
         if not file.is_file():
             raise CheckpointError(f"{folder}: {file.name} is named in {INDEX} but missing")
         try:
-            tensors |= load_file(file) if file.suffix == ".safetensors" else _load_pickled(file)
+            found = load_file(file) if file.suffix == ".safetensors" else _load_pickled(file)
         except Exception as error:
             raise CheckpointError(f"{file}: {damage(file, first_line(error))}") from None
+        # A tensor that two files hold is that of the file which the index names for it.
+        tensors |= {name: found[name] for name in found if name not in tensors or folder / named.get(name, "") == file}
     return {name: tensor for name, tensor in tensors.items() if not is_buffer(name, tensor)}
 
 

@@ -162,6 +162,17 @@ def test_files_beside_shards_are_ignored(tmp_path: Path, what: str, has_index: b
     assert_same(loaded(tmp_path), expected)
 
 
+@pytest.mark.parametrize("last", [True, False])
+def test_a_tensor_in_two_shards_is_that_of_the_index(tmp_path: Path, last: bool) -> None:
+    save_llama(tmp_path, max_shard_size="60KB")
+    expected = loaded(tmp_path)
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    own, other = (shards[-1], shards[0]) if last else (shards[0], shards[-1])
+    name, weight = next(iter(load_file(own).items()))
+    save_file({**load_file(other), name: weight + 1}, other)
+    assert_same(loaded(tmp_path), expected)
+
+
 def test_pickles_are_those_of_the_usual_name(target: Path) -> None:
     expected = loaded(target)
     tensors = load_file(target / "model.safetensors")
