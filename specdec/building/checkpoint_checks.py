@@ -58,7 +58,8 @@ def check_draft(folder: Path, target: Path, sizes: LlamaConfig) -> str:
     if own != sizes.vocab_size:
         raise CheckpointError(
             f"{shown_path(folder)}: a whole model and no head, which drafts by the target's tokens; but the draft "
-            f"model's vocab_size {own} does not fit the target's {sizes.vocab_size}"
+            f"model's vocab_size {own} does not fit the target's {sizes.vocab_size}; take "
+            "one whose vocab_size is the target's, or pad its embedding and output matrix to as many rows"
         )
     return "draft_model"
 

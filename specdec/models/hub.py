@@ -29,6 +29,7 @@ SMALL_FILES = [
     "tokenizer.model",
     "chat_template.json",
     "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
 ]
 _PREFIX = "models--"
 

@@ -109,7 +109,8 @@ def draft_of(model: LlamaModel, folder: Path, target: Path, sizes: LlamaConfig) 
     own = model.config.vocab_size
     if own != sizes.vocab_size:
         raise CheckpointError(
-            f"{folder}: the draft model's vocab_size {own} does not fit the target's {sizes.vocab_size}"
+            f"{folder}: the draft model's vocab_size {own} does not fit the target's {sizes.vocab_size}; take "
+            "one whose vocab_size is the target's, or pad its embedding and output matrix to as many rows"
         )
     check_same_vocabulary(folder, target)
     if not is_gguf(folder):

@@ -51,6 +51,8 @@ def test_model_and_head_are_downloaded_once_and_without_pickles_or_code(
     shutil.copytree(tiny.target, offered)
     for name in ("modeling_own.py", "pytorch_model.bin", "training_args.bin", "consolidated.safetensors"):
         (offered / name).write_bytes(b"never read")
+    (offered / "additional_chat_templates").mkdir()
+    (offered / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
     (offered / "onnx").mkdir()
     shutil.copy(tiny.target / "model.safetensors", offered / "onnx" / "model.safetensors")
     hub.add(TARGET, offered)
@@ -65,6 +67,7 @@ def test_model_and_head_are_downloaded_once_and_without_pickles_or_code(
     expected = answer(tiny.target, tiny.head)
     assert answer(TARGET, HEAD) == expected
     wanted = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    wanted |= {"additional_chat_templates/tool_use.jinja"}
     jinja = {"chat_template.jinja"} if (tiny.target / "chat_template.jinja").is_file() else set()
     heads = {f"{HEAD}/config.json", f"{HEAD}/model.safetensors"}
     assert set(hub.sent) == {f"{TARGET}/{name}" for name in wanted | jinja} | heads
