@@ -24,5 +24,5 @@ def test_little_of_a_batch_stays_empty_and_orders_differ() -> None:
 
 
 def test_a_conversation_that_no_batch_holds_is_named() -> None:
-    with pytest.raises(ValueError, match="has 80 tokens, more than batch_tokens = 64"):
+    with pytest.raises(ValueError, match="has 80 tokens, more than batch_tokens 64; raise it"):
         packed([10, 80], 64, 0)

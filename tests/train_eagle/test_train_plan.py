@@ -67,6 +67,16 @@ def test_a_batch_holds_the_longest_conversation() -> None:
     assert plan(20, length=3000).settings["batch_tokens"] == 3000
 
 
+def test_a_batch_holds_the_longest_held_out_conversation() -> None:
+    """The first one is held out; it ended a run at its first evaluation."""
+    texts = samples(1, 3000) + samples(20)
+    found = TrainPlan.of(read_config({"data": ["a"], "out": "b"}), texts, 4096)
+    assert len(found.held_out[0].token_ids) == found.settings["batch_tokens"] == 3000
+    assert sorted(i for batch in found.held_out_batches for i in batch) == list(range(len(found.held_out)))
+    with pytest.raises(ValueError, match="a conversation has 3000 tokens, more than batch_tokens 1024; raise it"):
+        TrainPlan.of(read_config({"data": ["a"], "out": "b", "batch_tokens": 1024}), texts, 4096)
+
+
 def test_narrow_targets_learn_faster() -> None:
     assert [plan(300, hidden_size=size).settings["lr"] for size in (8192, 4096, 256, 32)] == pytest.approx(
         [5e-5, 1e-4, 1.6e-3, 2e-3]

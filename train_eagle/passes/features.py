@@ -223,7 +223,7 @@ def packed(lengths: Sequence[int], batch_tokens: int, seed: int) -> list[list[in
     for i in order:
         length = lengths[i]
         if length > batch_tokens:
-            raise ValueError(f"a conversation has {length} tokens, more than batch_tokens = {batch_tokens}")
+            raise ValueError(f"a conversation has {length} tokens, more than batch_tokens {batch_tokens}; raise it")
         for place, (room, batch) in enumerate(open_):
             if length <= room:
                 batch.append(i)

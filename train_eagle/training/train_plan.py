@@ -63,6 +63,7 @@ class TrainPlan:
         samples, held_out: conversations for training and for validation.
         settings: all settings of `TrainConfig` by name, none of them open.
         batches: conversations of each batch, of all epochs.
+        held_out_batches: those of validation.
         per_step: batches of a step, over all processes.
         loss: settings of the loss.
     """
@@ -71,6 +72,7 @@ class TrainPlan:
     held_out: list[Sample]
     settings: dict[str, Any]
     batches: list[list[int]]
+    held_out_batches: list[list[int]]
     per_step: int
     loss: LossSettings
 
@@ -94,9 +96,11 @@ class TrainPlan:
         # Spread over all files, which may be of different kinds.
         apart = {i * len(samples) // held_out for i in range(held_out)}
         training = [sample for i, sample in enumerate(samples) if i not in apart]
-        lengths = [len(sample.token_ids) for sample in training]
+        validation = [samples[i] for i in sorted(apart)]
+        lengths, held_out_lengths = ([len(sample.token_ids) for sample in part] for part in (training, validation))
         per_step = config.accumulate * processes
-        batch_tokens = config.batch_tokens or _batch_tokens(lengths, per_step)
+        batch_tokens = config.batch_tokens or max(_batch_tokens(lengths, per_step), *held_out_lengths)
+        held_out_batches = packed(held_out_lengths, batch_tokens, 0)
         found = len(packed(lengths, batch_tokens, config.seed)) / per_step
         epochs = config.epochs or min(MOST_EPOCHS, max(EPOCHS, math.ceil(STEPS / max(1.0, found))))
         batches = [batch for i in range(epochs) for batch in packed(lengths, batch_tokens, config.seed + i)]
@@ -122,7 +126,7 @@ class TrainPlan:
         # A kind of head has no value for settings of others.
         used = {name: settings[name] for name in LossSettings._fields if settings[name] is not None}
         loss = LossSettings(**used)
-        return cls(training, [samples[i] for i in sorted(apart)], settings, batches, per_step, loss)
+        return cls(training, validation, settings, batches, held_out_batches, per_step, loss)
 
     @property
     def total(self) -> int:

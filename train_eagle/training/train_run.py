@@ -25,7 +25,7 @@ from specdec.train_eagle.data.prepared_data import write_whole
 from specdec.train_eagle.data.provenance import data_digests, named_digest
 from specdec.train_eagle.evaluation.head_evaluation import accepted_shares
 from specdec.train_eagle.evaluation.held_out_tau import HeldOutTau
-from specdec.train_eagle.passes.features import FeatureStore, OnlineFeatures, packed
+from specdec.train_eagle.passes.features import FeatureStore, OnlineFeatures
 from specdec.train_eagle.training.fresh_head import new_head
 from specdec.train_eagle.training.optimizers import optimizers_of, schedules_of
 from specdec.train_eagle.training.start_head import check_start
@@ -285,9 +285,8 @@ class TrainingRun:
     def _validate(self) -> UnrolledLoss:
         """Return the mean loss over the batches of held-out conversations."""
         self.trainer.eval()
-        groups = packed(self.held_out.lengths, self.plan.settings["batch_tokens"], 0)
         with self.accelerator.autocast():
-            losses = [self.trainer(self.held_out.batch(group).to(self.device)) for group in groups]
+            losses = [self.trainer(self.held_out.batch(group).to(self.device)) for group in self.plan.held_out_batches]
         self.trainer.train()
         return UnrolledLoss(*(torch.stack(values).float().mean(0) for values in zip(*losses, strict=True)))
 
