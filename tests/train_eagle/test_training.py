@@ -114,6 +114,12 @@ def test_a_pass_computed_again_gives_the_same_gradients(target: Path, data: Path
         torch.testing.assert_close(mine.grad, other.grad)
 
 
+def test_large_seeds_train(target: Path, data: Path, tmp_path: Path) -> None:
+    """Numpy takes 32 bits: 4295 was refused at the first step."""
+    run = TrainingRun(config(target, data, tmp_path, seed=2**40))
+    assert run.step(0)[0].total.isfinite()
+
+
 def test_two_processes_are_one_that_accumulates_twice(target: Path, data: Path, tmp_path: Path) -> None:
     settings = ("--epochs", "2", "--checkpoint-minutes", "60")
     alone = command(target, data, tmp_path / "one", *settings, "--accumulate", "2")

@@ -221,7 +221,7 @@ class TrainingRun:
         own = range(first, (step + 1) * self.per_step, accelerator.num_processes)
         for number in own:
             # Noise depends on the batch alone, not on the process or on earlier steps.
-            set_seed(self.config.seed * 1_000_003 + number)
+            set_seed((self.config.seed * 1_000_003 + number) % 2**32)
             with nullcontext() if number == own[-1] else accelerator.no_sync(self.wrapped):
                 loss: UnrolledLoss = self.wrapped(self.source.batch(self.batches[number]).to(self.device))
                 accelerator.backward(loss.total / len(own))
