@@ -177,3 +177,13 @@ def test_a_batch_without_anchors_has_no_loss_and_gradients_of_zero() -> None:
     loss.total.backward()
     assert loss.total.item() == 0
     assert not module.head.fc.weight.grad.any()
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_matrices_of_tokens_are_its_own_output_matrix_and_the_markov_heads(name: str) -> None:
+    """By name, since draft vocabularies may be as large as a state or an MLP."""
+    module = trainer(HEADS[name]())
+    named = {id(weight): part for part, weight in module.head.named_parameters()}
+    own = ["lm_head.weight"] * ("few tokens" in name)
+    markov = ["markov_head.markov_w1.weight", "markov_head.markov_w2.weight"] * ("dspark" in name)
+    assert [named[id(table)] for table in module.tables] == own + markov

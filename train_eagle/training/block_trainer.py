@@ -26,6 +26,11 @@ class BlockTrainer(HeadTrainer):
 
     head: BlockHead
 
+    @property
+    def tables(self) -> list[Tensor]:
+        markov = self.head.markov_head
+        return super().tables + ([] if markov is None else [markov.markov_w1.weight, markov.markov_w2.weight])
+
     def forward(self, batch: FeatureBatch) -> UnrolledLoss:
         """Return the losses of all slots."""
         head, settings = self.head.form(None), self.settings

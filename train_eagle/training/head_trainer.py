@@ -67,6 +67,11 @@ class HeadTrainer(nn.Module):
         self.register_buffer("proposable", proposable, persistent=False)
         self.register_buffer("rope", llama.rope.table(llama.head_dim, llama.max_position, torch.float32), False)
 
+    @property
+    def tables(self) -> list[Tensor]:
+        """Return the trained matrices with a row or column for each token: by default the head's own output matrix."""
+        return [] if self.output is None else [self.output.weight]
+
     def some_of_each(self, places: Tensor, lengths: Sequence[int]) -> Tensor:
         """Return up to `anchors` places of each conversation: drawn in training, evenly spread outside.
 

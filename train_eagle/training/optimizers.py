@@ -12,7 +12,7 @@ from specdec.train_eagle.training.train_config import OptimizerKind
 
 
 def optimizers_of(
-    kind: OptimizerKind, head: nn.Module, vocabularies: Collection[int], lr: float, vocab_lr_factor: float = 1.0
+    kind: OptimizerKind, head: nn.Module, tables: Collection[Tensor], lr: float, vocab_lr_factor: float = 1.0
 ) -> list[Optimizer]:
     """Return what trains a head's weights.
 
@@ -21,17 +21,19 @@ def optimizers_of(
     with a row or column for each token, are AdamW's.
 
     Args:
-        vocabularies: numbers of tokens that a matrix may have a row or column for each of.
-        vocab_lr_factor: learning rate of such matrices over that of the others.
+        tables: those of the head's matrices that have a row or column for each token.
+        vocab_lr_factor: their learning rate over that of the others.
     """
     weights = [weight for weight in head.parameters() if weight.requires_grad]
-    tables, own, rest = list[Tensor](), list[Tensor](), list[Tensor]()
+    # By identity: a matrix over states may have as many rows as there are tokens.
+    named = set(map(id, tables))
+    of_tokens, own, rest = list[Tensor](), list[Tensor](), list[Tensor]()
     for weight in weights:
-        if weight.ndim == 2 and set(weight.shape) & set(vocabularies):
-            tables.append(weight)
+        if id(weight) in named:
+            of_tokens.append(weight)
         else:
             (own if weight.ndim == 2 and kind == "muon" else rest).append(weight)
-    groups = [{"params": part, "lr": rate} for part, rate in ((rest, lr), (tables, lr * vocab_lr_factor)) if part]
+    groups = [{"params": part, "lr": rate} for part, rate in ((rest, lr), (of_tokens, lr * vocab_lr_factor)) if part]
     found: list[Optimizer] = [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)] if groups else []
     if own:
         found.append(torch.optim.Muon(own, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))

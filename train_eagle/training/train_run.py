@@ -109,8 +109,8 @@ class TrainingRun:
         self.trainer = self.kind.trainer(self.head, plain(self.model.weights.lm_head_weight), self.plan.loss)
         self.trained = [parameter for parameter in self.head.parameters() if parameter.requires_grad]
         used = self.plan.settings
-        vocabularies = {sizes.vocab_size, config.draft_vocab_size or sizes.vocab_size}
-        optimizers = optimizers_of(config.optimizer, self.head, vocabularies, used["lr"], config.vocab_lr_factor)
+        tables = self.trainer.tables
+        optimizers = optimizers_of(config.optimizer, self.head, tables, used["lr"], config.vocab_lr_factor)
         schedules = schedules_of(optimizers, used["warmup_steps"], self.plan.total)
         self.source, self.held_out = self._sources()
         self.tau = HeldOutTau(
