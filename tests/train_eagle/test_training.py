@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.cli.inspection import Inspection
@@ -23,6 +24,7 @@ from specdec.train_eagle.program import main as program
 from specdec.train_eagle.training import train_log
 from specdec.train_eagle.training.read_config import read_config
 from specdec.train_eagle.training.train_run import TrainingRun
+from specdec.train_eagle.training.training_state import saved_run
 from specdec.train_eagle.training.unrolled_loss import UnrolledLoss
 from tests.fakes import edit_json
 from tests.training_runs import (
@@ -118,6 +120,39 @@ def test_large_seeds_train(target: Path, data: Path, tmp_path: Path) -> None:
     """Numpy takes 32 bits: 4295 was refused at the first step."""
     run = TrainingRun(config(target, data, tmp_path, seed=2**40))
     assert run.step(0)[0].total.isfinite()
+
+
+def test_a_run_that_diverges_ends_in_one_line(
+    target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It trained weights of NaN to its end, and reported success."""
+    main(command(target, data, tmp_path, "--lr", "1e30"), code=2)
+    told = capsys.readouterr().err
+    assert re.search(r"^specdec: the gradient of step \d is not finite; begin anew with --no-resume, and an --lr", told)
+    assert told.count("\n") == 1
+    assert saved_run(tmp_path / "run") is None
+
+
+def test_weights_that_are_not_finite_replace_no_others(target: Path, data: Path, tmp_path: Path) -> None:
+    """Neither the best head nor the last checkpoint."""
+    run = TrainingRun(config(target, data, tmp_path, evaluate_every=1))
+    real = run.step
+
+    def step(number: int) -> Any:
+        found = real(number)
+        if number == run.total - 1:
+            run.trained[0].data[0] = torch.nan
+        return found
+
+    run.step = step  # type: ignore[method-assign]
+    told = (
+        rf"the weights after step {run.total} are not finite; go on from its last checkpoint, of step \d+, by --start"
+    )
+    with pytest.raises(ValueError, match=told):
+        run.train()
+    assert 0 < last(tmp_path).step < run.total
+    for kept in (last(tmp_path).head(), load_file(tmp_path / "model.safetensors")):
+        assert all(tensor.isfinite().all() for tensor in kept.values() if tensor.is_floating_point())
 
 
 def test_two_processes_are_one_that_accumulates_twice(target: Path, data: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from specdec.train_eagle.training.train_config import TrainConfig
 from specdec.train_eagle.training.train_log import TrainLog
 from specdec.train_eagle.training.train_plan import TrainPlan, read_samples, source_names
 from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
-from specdec.train_eagle.training.training_state import TrainingState
+from specdec.train_eagle.training.training_state import TrainingState, saved_run
 from specdec.train_eagle.training.unrolled_loss import UnrolledLoss
 
 # Settings that may change when a run is resumed.
@@ -169,6 +169,8 @@ class TrainingRun:
                 if log is not None:
                     log.step(state.step, tokens, new_tokens, time.monotonic() - start, loss, rate, norm)
                 evaluates = state.step % self.evaluated_every == 0 or state.step == self.total
+                if evaluates:
+                    self._check_weights()
                 if evaluates and log is not None:
                     self._evaluate(log, tokens)
                 if self._any(main and (evaluates or time.monotonic() - saved > config.checkpoint_minutes * 60)):
@@ -198,21 +200,46 @@ class TrainingRun:
         return count.item() > 0
 
     def _save(self) -> None:
-        """Write a checkpoint. Features that its steps computed are kept first, or later epochs would see others."""
+        """Write a checkpoint. Features that its steps computed are kept first, or later epochs would see others.
+
+        Raises:
+            ValueError: the weights are not finite.
+        """
+        self._check_weights()
         if isinstance(self.source, FeatureStore):
             self.source.flush()
         if self.accelerator.is_main_process:
             self.state.save(self.accelerator)
 
     def step(self, step: int) -> tuple[UnrolledLoss, float, float]:
-        """Take one optimizer step; return its last batch's loss, its gradient norm and learning rate."""
+        """Take one optimizer step; return its last batch's loss, its gradient norm and learning rate.
+
+        Raises:
+            ValueError: the gradient is not finite; no weight has changed.
+        """
         rate = self.schedules[0].get_last_lr()[0]
         loss = self._gradient(step)
         norm = self.accelerator.clip_grad_norm_(self.trained, self.plan.settings["clip_norm"])
+        if not norm.isfinite():
+            raise self._diverged(f"the gradient of step {step + 1:,} is not finite")
         for stepped in (*self.optimizers, *self.schedules):
             stepped.step()
         self._forget_gradient()
         return loss, float(norm), rate
+
+    def _check_weights(self) -> None:
+        """Raise ValueError if a weight is not finite, so that neither a head nor a checkpoint holds it."""
+        if not all(weight.isfinite().all() for weight in self.trained):
+            raise self._diverged(f"the weights after step {self.state.step:,} are not finite")
+
+    def _diverged(self, found: str) -> ValueError:
+        last = saved_run(self.folder)
+        again = "begin anew with --no-resume"
+        if last is not None:
+            again = (
+                f"go on from its last checkpoint, of step {last.step:,}, by --start {self.folder} into another --out"
+            )
+        return ValueError(f"{found}; {again}, and an --lr below {self.plan.settings['lr']:g}")
 
     def _gradient(self, step: int) -> UnrolledLoss:
         """Compute the gradient of a step; return its last batch's loss."""
