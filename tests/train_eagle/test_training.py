@@ -20,6 +20,8 @@ from specdec import LLM, DraftShape, SamplingParams
 from specdec.cli.inspection import Inspection
 from specdec.config import EAGLE2_SHAPE, default_shape
 from specdec.draft_heads.heads.eagle3 import Eagle3Head, Eagle3Layer
+from specdec.train_eagle.data.chat_mask import Sample
+from specdec.train_eagle.evaluation.held_out_tau import HeldOutTau
 from specdec.train_eagle.program import main as program
 from specdec.train_eagle.training import train_log
 from specdec.train_eagle.training.read_config import read_config
@@ -339,6 +341,15 @@ def test_beside_tau_stands_the_tree_and_both_trees_are_shown(
     with pytest.raises(SystemExit):
         program(["export", "--draft", str(tmp_path / "head"), "--out", str(tmp_path / "out")])
     assert re.search(rf"`held_out_tau` \| {both[4:]} \|", (tmp_path / "out" / "README.md").read_text())
+
+
+def test_kept_requests_without_prompts_are_not_answered(tmp_path: Path) -> None:
+    """The last tokens of a long output, all of them the assistant's: their prompts were empty."""
+    long, short = Sample([5] * 9, [True] * 9), Sample([6] * 9, [False] * 2 + [True] * 7)
+    given: tuple[Any, ...] = (None, tmp_path, None, tmp_path)
+    for held_out, prompts in (([long, short, long, short], [[6, 6]] * 2), ([long], [])):
+        tau = HeldOutTau(*given, held_out, 3)
+        assert (tau._prompts, tau.num_prompts) == (prompts, len(prompts))
 
 
 def test_curves_are_drawn_while_it_runs(

@@ -48,8 +48,10 @@ class HeldOutTau:
         most: int,
     ) -> None:
         self._files, self._path, self._model, self._folder = files, path, model, run / "latest"
-        count = min(most, len(held_out))
-        chosen = [held_out[i * len(held_out) // count] for i in range(count)]
+        # Kept requests with long outputs have lost their prompts.
+        asked = [sample for sample in held_out if not sample.mask[0]]
+        count = min(most, len(asked))
+        chosen = [asked[i * len(asked) // count] for i in range(count)]
         self._prompts = [sample.token_ids[: sample.mask.index(True)] for sample in chosen]
         self._answers: list[KnownAnswer] | None = None
 
