@@ -340,13 +340,37 @@ def test_drafts_and_sampling_are_those_of_the_options(
     assert "made with drafts any, not ngram" in run(**options, draft="ngram", verify="rejection").err
 
 
+def test_a_last_question_is_answered_in_every_form(run: Run, tmp_path: Path) -> None:
+    """A conversation lost its last question, and one without answers was left out."""
+    first, answer, last, _ = talk(1, 2)
+    one, two = (
+        [{"messages": [first]}, {"prompt": first["content"]}],
+        [
+            {"messages": [first, answer, last]},
+            {"turns": [first["content"], last["content"]]},
+        ],
+    )
+    (file := tmp_path / "asked.jsonl").write_text("".join(json.dumps(each) + "\n" for each in [*one, *two] * 6))
+    assert " 0 unusable; " in run(data=file).out
+    rows = journal(tmp_path)[1:]
+    early = {row["conversation"] for row in rows if "problem" in row}
+    whole = {
+        number: {row["turn"] for row in rows if row["conversation"] == number} for number in set(range(24)) - early
+    }
+    assert {len(turns) for number, turns in whole.items() if number % 4 < 2} == {1}
+    assert {len(turns) for number, turns in whole.items() if number % 4 >= 2} == {2}
+    questions = [[turn["content"] for turn in turns if turn["role"] == "user"] for turns in answers(tmp_path)]
+    assert [first["content"], last["content"]] in questions
+    assert all(turns[-1]["role"] == "assistant" for turns in answers(tmp_path))
+
+
 def test_bad_input_is_left_out_counted_and_refused_if_asked(run: Run, tmp_path: Path) -> None:
     sharegpt = {"conversations": [{"from": "human", "value": "w1"}, {"from": "gpt", "value": "w2"}]}
-    (file := tmp_path / "a.json").write_text(json.dumps([sharegpt, {"messages": talk(1, 1)[:1]}, {"messages": 3}]))
+    silent = {"messages": [{"role": "system", "content": "w1"}]}
+    (file := tmp_path / "a.json").write_text(json.dumps([sharegpt, silent, {"messages": 3}]))
     result = run(data=file, temperature=1, max_tokens=100)
     assert ", 2 unusable; " in result.out
-    assert "no assistant turn" in result.out
-    assert "no conversation" in result.out
+    assert re.search(r"no question +2  .*a.json:1, .*a.json:1", result.out)
     with_strict = run(data=file, strict=(), out=tmp_path / "other.jsonl")
-    assert (with_strict.code, "a.json, line 1: no assistant turn" in with_strict.err) == (2, True)
+    assert (with_strict.code, "a.json, line 1: no question: the user says nothing" in with_strict.err) == (2, True)
     assert not (tmp_path / "other.jsonl").exists()

@@ -6,6 +6,9 @@ from specdec.engine.request_maker import RequestMaker
 from specdec.train_eagle.data.chat_mask import BadConversation, Message
 from specdec.train_eagle.data.conversations import BadData, Entry, Source, parse, read
 
+# Stands where an answer is to come.
+ANSWER = {"role": "assistant", "content": "?"}
+
 
 def question(entry: Entry) -> list[Message]:
     """Return the messages to be answered: those before the first answer, or all if the last is a question.
@@ -13,23 +16,48 @@ def question(entry: Entry) -> list[Message]:
     Raises:
         BadConversation: there is no question.
     """
-    value = entry.value
-    if not isinstance(value, dict):
-        return entry.messages()
-    match value:
-        case {"prompt": str() as asked} | {"turns": [str() as asked, *_]}:
-            turns: object = [{"role": "user", "content": asked}]
-        case _:
-            turns = value.get("messages") or value.get("conversations")
-    if not isinstance(turns, list):
-        raise BadConversation("no question", "give messages, conversations, turns or a prompt")
-    # `parse` insists on an answer, as training does.
-    *messages, _ = parse({"messages": [*turns, {"role": "assistant", "content": "?"}]})
+    messages = _messages(entry)
     if messages and messages[-1]["role"] == "assistant":
         messages = messages[: [message["role"] for message in messages].index("assistant")]
     if not any(message["role"] == "user" for message in messages):
         raise BadConversation("no question", "the user says nothing before the first answer")
     return messages
+
+
+def with_answers(entry: Entry) -> list[Message]:
+    """Return a conversation with an answer of the assistant, which is to be replaced, to the user's last turn as well.
+
+    Raises:
+        BadConversation: there is nothing to answer.
+    """
+    messages = _messages(entry)
+    if messages and messages[-1]["role"] == "user":
+        messages.append(ANSWER)
+    if ANSWER["role"] not in [message["role"] for message in messages]:
+        raise BadConversation("no question", "the user says nothing")
+    return messages
+
+
+def _messages(entry: Entry) -> list[Message]:
+    """Return a conversation that may lack answers, of `messages`, `conversations`, a `prompt`, or the user's `turns`.
+
+    Raises:
+        BadConversation: there is none.
+    """
+    value = entry.value
+    if not isinstance(value, dict):
+        return entry.messages()
+    match value:
+        case {"prompt": str() as asked}:
+            turns: object = [{"role": "user", "content": asked}]
+        case {"turns": [str(), *_] as all_asked}:
+            turns = [part for asked in all_asked for part in ({"role": "user", "content": asked}, ANSWER)]
+        case _:
+            turns = value.get("messages") or value.get("conversations")
+    if not isinstance(turns, list):
+        raise BadConversation("no question", "give messages, conversations, turns or a prompt")
+    # `parse` insists on an answer, as training does.
+    return parse({"messages": [*turns, ANSWER]})[:-1]
 
 
 def read_prompts(

@@ -22,7 +22,7 @@ from specdec.models.head_fit import VOCABULARY, check_draft
 from specdec.models.tokenizer import vocabulary_digest
 from specdec.train_eagle.data.answer_journal import AnswerJournal, AnswerRow, compare_settings
 from specdec.train_eagle.data.chat_mask import BadConversation, Message
-from specdec.train_eagle.data.chat_prompts import chat_prompt
+from specdec.train_eagle.data.chat_prompts import chat_prompt, with_answers
 from specdec.train_eagle.data.conversations import BadData, Place, Source, open_source, read, write_conversations
 from specdec.train_eagle.data.prepared_data import write_whole
 from specdec.train_eagle.data.provenance import JOURNAL, journal_settings, named_digest
@@ -38,7 +38,7 @@ class OpenConversation:
 
     Attributes:
         number: number of its entry in the sources, from 0.
-        messages: as given; answers take the places of the assistant's turns.
+        messages: as `with_answers` reads them; answers take the places of the assistant's turns.
         keep_cut: whether the beginning of a longer answer counts as one.
         answers: the target's answers so far.
         problem: why it ends before the end of its last answer; None if it does not.
@@ -101,7 +101,7 @@ def read_conversations(
     conversations = []
     for number, entry in enumerate(read(sources, given.limit)):
         try:
-            messages = entry.messages()
+            messages = with_answers(entry)
             for i, message in enumerate(messages):
                 if message["role"] == "assistant":
                     chat_prompt(llm.request_maker, messages[:i])
