@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -155,6 +156,23 @@ def test_weights_that_are_not_finite_replace_no_others(target: Path, data: Path,
     assert 0 < last(tmp_path).step < run.total
     for kept in (last(tmp_path).head(), load_file(tmp_path / "model.safetensors")):
         assert all(tensor.isfinite().all() for tensor in kept.values() if tensor.is_floating_point())
+
+
+def test_uneven_batches_of_a_step_are_one_batch(target: Path, data: Path, tmp_path: Path) -> None:
+    """Each prediction counts the same: batches were averaged, so that those of short ones counted more."""
+    run = TrainingRun(config(target, data, tmp_path, unroll=1, noise=0.0))
+    held_out = list(range(len(run.plan.held_out)))
+    gradients, found = [], []
+    for batches, of_held_out in (([[0, 1, 2, 3, 4, 5]], [held_out]), ([[0], [1, 2, 3, 4, 5]], [[0], held_out[1:]])):
+        run.batches, run.per_step = batches, len(batches)
+        run.plan = replace(run.plan, held_out_batches=of_held_out)
+        run._gradient(0)
+        gradients.append([weight.grad.clone() for weight in run.trained if weight.grad is not None])
+        run._forget_gradient()
+        found.append(run._validate())
+    assert len(gradients[0]) == len(run.trained)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_two_processes_are_one_that_accumulates_twice(target: Path, data: Path, tmp_path: Path) -> None:

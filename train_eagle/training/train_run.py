@@ -242,16 +242,23 @@ class TrainingRun:
         return ValueError(f"{found}; {again}, and an --lr below {self.plan.settings['lr']:g}")
 
     def _gradient(self, step: int) -> UnrolledLoss:
-        """Compute the gradient of a step; return its last batch's loss."""
+        """Compute the gradient of a step's mean over all predictions; return its last batch's loss."""
         accelerator = self.accelerator
         first = step * self.per_step + accelerator.process_index
         own = range(first, (step + 1) * self.per_step, accelerator.num_processes)
+        weight = torch.zeros((), device=self.device)
         for number in own:
             # Noise depends on the batch alone, not on the process or on earlier steps.
             set_seed((self.config.seed * 1_000_003 + number) % 2**32)
             with nullcontext() if number == own[-1] else accelerator.no_sync(self.wrapped):
                 loss: UnrolledLoss = self.wrapped(self.source.batch(self.batches[number]).to(self.device))
-                accelerator.backward(loss.total / len(own))
+                accelerator.backward(loss.total * loss.weight)
+                weight += loss.weight
+        # Gradients are sums over a process's batches by now, and means over processes.
+        scale = accelerator.num_processes / accelerator.reduce(weight).clamp_min(1)
+        for parameter in self.trained:
+            if parameter.grad is not None:
+                parameter.grad.mul_(scale)
         return loss
 
     def _speed(self) -> float:
@@ -310,12 +317,12 @@ class TrainingRun:
 
     @torch.no_grad()
     def _validate(self) -> UnrolledLoss:
-        """Return the mean loss over the batches of held-out conversations."""
+        """Return the loss of the held-out conversations."""
         self.trainer.eval()
         with self.accelerator.autocast():
             losses = [self.trainer(self.held_out.batch(group).to(self.device)) for group in self.plan.held_out_batches]
         self.trainer.train()
-        return UnrolledLoss(*(torch.stack(values).float().mean(0) for values in zip(*losses, strict=True)))
+        return UnrolledLoss.pooled(losses)
 
     def _begin(self, log: TrainLog, speed: float) -> None:
         """Say what the run will do and whether it goes on, and save its settings."""

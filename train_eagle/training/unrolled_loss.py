@@ -1,7 +1,7 @@
 """Loss of a head's predictions, compared with the target at every step: a pass over its own states, or a slot."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -34,6 +34,21 @@ class UnrolledLoss(NamedTuple):
     accuracy: Tensor
     acceptance: Tensor
     count: Tensor  # type: ignore[assignment]  # tuple has a method of that name
+
+    @property
+    def weight(self) -> Tensor:
+        """Return the batch's weight among others, int64 scalar: how many predictions of the first step count."""
+        return self.count[0]
+
+    @classmethod
+    def pooled(cls, losses: "Sequence[UnrolledLoss]") -> Self:
+        """Return the loss of several batches together, where each prediction counts the same."""
+        total, *means, count = (torch.stack(values) for values in zip(*losses, strict=True))
+        weights = torch.stack([loss.weight for loss in losses])
+        shares = count / count.sum(0).clamp_min(1)
+        loss, accuracy, acceptance = ((mean.float() * shares).sum(0) for mean in means)
+        mean_total = (total.float() * weights).sum() / weights.sum().clamp_min(1)
+        return cls(mean_total, loss, accuracy, acceptance, count.sum(0))
 
 
 class Factors(NamedTuple):
