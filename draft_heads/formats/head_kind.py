@@ -19,6 +19,7 @@ from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, HeadCo
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, check_finite, lend, place
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import fuse_layer
+from specdec.draft_heads.llama.whole_files import write_whole
 from specdec.kernels.kernel_set import KernelSet
 
 C = TypeVar("C", bound=HeadConfig)
@@ -213,12 +214,18 @@ class HeadKind(ABC, Generic[C, H]):
 
 
 def write_head(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Write `config.json` and `model.safetensors`, weights in `dtype`; token ids keep theirs."""
+    """Write `model.safetensors` and `config.json`, each as a whole, weights in `dtype`; token ids keep theirs.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
     saved = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     saved = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in saved.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    save_file({name: t.contiguous() for name, t in saved.items()}, folder / "model.safetensors", {"format": "pt"})
+    saved = {name: tensor.contiguous() for name, tensor in saved.items()}
+    write_whole(folder / "model.safetensors", lambda new: save_file(saved, new, {"format": "pt"}))
+    told = json.dumps(config, indent=2) + "\n"
+    write_whole(folder / "config.json", lambda new: new.write_text(told, encoding="utf-8"))
 
 
 def expected_shapes(make: Callable[[], dict[str, Tensor]]) -> dict[str, list[int]]:

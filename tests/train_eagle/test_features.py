@@ -1,5 +1,6 @@
 """The target's states: as in serving, and the same whether made anew or kept on disk."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,8 +125,13 @@ def test_an_interrupted_store_goes_on(source: OnlineFeatures, tmp_path: Path) ->
     store.batch([5, 1])
     store.flush()
     store.batch([2])
-    (tmp_path / "features-0.safetensors.tmp").write_bytes(b"half a shard")
+    killed, written = (tmp_path / f"features-{i}.safetensors.tmp" for i in range(2))
+    for file in (killed, written):
+        file.write_bytes(b"half a shard")
+    os.utime(killed, (0, 0))
     opened = FeatureStore(tmp_path, {}, source)
+    # Another process may be writing the younger one.
+    assert (killed.exists(), written.exists()) == (False, True)
     assert opened.tokens_left == sum(source.lengths) - source.lengths[5] - source.lengths[1]
     same(opened.batch(range(23)), source.batch(range(23)))
 

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -173,6 +174,25 @@ def test_uneven_batches_of_a_step_are_one_batch(target: Path, data: Path, tmp_pa
     assert len(gradients[0]) == len(run.trained)
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_full_disk_is_told_in_one_line_and_leaves_what_was_there(target: Path, data: Path, tmp_path: Path) -> None:
+    """Safetensors and torch raise errors of their own, which ended in a traceback, and the best head was torn."""
+    run = TrainingRun(config(target, data, tmp_path, epochs=1))
+    run.train()
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"model.safetensors: cannot be written: .*[Ff]ile too large") as of_head:
+            run.kind.files.save(run.head, tmp_path, {"other": 1})
+        with pytest.raises(OSError, match=r"state/new: cannot be written: ") as of_state:
+            run._save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not any("\n" in str(error.value) for error in (of_head, of_state))
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()} == before
+    assert last(tmp_path).step == run.total
 
 
 def test_two_processes_are_one_that_accumulates_twice(target: Path, data: Path, tmp_path: Path) -> None:

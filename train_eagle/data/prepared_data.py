@@ -1,7 +1,7 @@
 """Tokenised conversations on disk."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 from pydantic import BaseModel, ValidationError
 from safetensors.torch import load_file, save_file
 
+from specdec.draft_heads.llama.whole_files import write_whole
 from specdec.train_eagle.data.chat_mask import Sample
 from specdec.train_eagle.data.conversations import BadData
 
@@ -153,13 +154,6 @@ class PreparedData:
             "shards": [asdict(shard) for shard in self.shards],
         }
         write_json(self.folder / INDEX, index)
-
-
-def write_whole(file: Path, write: Callable[[Path], Any]) -> None:
-    """Replace a file at once by what `write` writes, so that a killed process leaves the old one or the new one."""
-    new = file.with_name(f"{file.name}.tmp")
-    write(new)
-    new.replace(file)
 
 
 def write_json(file: Path, values: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from specdec.core.outputs import SpeculationStats
 from specdec.core.progress import progress_bar
 from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
+from specdec.draft_heads.llama.whole_files import write_whole
 from specdec.kernels.types.settings import settings_of
 from specdec.llm import LLM
 from specdec.models.head_fit import VOCABULARY, check_draft
@@ -24,7 +25,6 @@ from specdec.train_eagle.data.answer_journal import AnswerJournal, AnswerRow, co
 from specdec.train_eagle.data.chat_mask import BadConversation, Message
 from specdec.train_eagle.data.chat_prompts import chat_prompt, with_answers
 from specdec.train_eagle.data.conversations import BadData, Place, Source, open_source, read, write_conversations
-from specdec.train_eagle.data.prepared_data import write_whole
 from specdec.train_eagle.data.provenance import JOURNAL, journal_settings, named_digest
 from specdec.train_eagle.data.stage_settings import RegenerateSettings
 

@@ -2,7 +2,9 @@
 
 import json
 import random
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -17,16 +19,18 @@ from torch import Tensor
 from specdec.draft_heads.heads.draft_head import HeadForm, TargetOutput
 from specdec.draft_heads.llama.llama_layer import Attention, PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
+from specdec.draft_heads.llama.whole_files import write_whole
 from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.data.chat_mask import Sample
-from specdec.train_eagle.data.prepared_data import write_whole
 from specdec.train_eagle.passes.unrolled_attention import UnrolledAttention
 
 PARTS = ("tokens", "mask", "features", "taps")
 # Most tokens of a shard, whose features wait in memory.
 SHARD_TOKENS = 1 << 18
+# Seconds after which an unfinished shard is that of a killed process.
+ABANDONED = 3600
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,11 @@ class FeatureStore:
         # Per conversation on disk its shard, and the number of the first token there; of others what is kept of them.
         self._places: dict[int, tuple[Any, int]] = {}
         self._new: dict[int, dict[str, Tensor]] = {}
+        for file in folder.glob("features-*.tmp"):
+            # Another process may finish it meanwhile.
+            with suppress(FileNotFoundError):
+                if time.time() - file.stat().st_mtime > ABANDONED:
+                    file.unlink()
         for file in sorted(folder.glob("features-*.safetensors")):
             self._open(file)
 

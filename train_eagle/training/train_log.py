@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from specdec.config import EAGLE2_SHAPE
-from specdec.train_eagle.data.prepared_data import write_whole
+from specdec.draft_heads.llama.whole_files import write_whole
 from specdec.train_eagle.training.unrolled_loss import UnrolledLoss
 
 matplotlib.use("agg")

@@ -15,13 +15,13 @@ from torch import Tensor
 from specdec.config import EAGLE2_SHAPE, default_shape
 from specdec.core.device import resolve_dtype
 from specdec.core.outputs import taus_in_words
+from specdec.draft_heads.llama.whole_files import write_whole
 from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.types.quantized_tensor import plain
 from specdec.models.head_fit import VOCABULARY
 from specdec.models.hub import checkpoint_path
 from specdec.models.llama import load_llama, read_llama_config
 from specdec.models.tokenizer import vocabulary_digest
-from specdec.train_eagle.data.prepared_data import write_whole
 from specdec.train_eagle.data.provenance import data_digests, named_digest
 from specdec.train_eagle.evaluation.head_evaluation import accepted_shares
 from specdec.train_eagle.evaluation.held_out_tau import HeldOutTau

@@ -102,11 +102,18 @@ class TrainingState:
             accelerator.load_state(str(self._saved.folder))
 
     def save(self, accelerator: Accelerator) -> None:
-        """Write a checkpoint, and remove the one before it."""
+        """Write a checkpoint, and remove the one before it.
+
+        Raises:
+            OSError: it cannot be written; the one before it is left.
+        """
         folder = self.run / FOLDER
         new, named = folder / "new", folder / f"step-{self.step:08d}"
         shutil.rmtree(new, ignore_errors=True)
-        accelerator.save_state(str(new), safe_serialization=False)
+        try:
+            accelerator.save_state(str(new), safe_serialization=False)
+        except RuntimeError as error:  # which torch.save raises where the disk is full
+            raise OSError(f"{new}: cannot be written: {first_line(error)}") from None
         write_json(new / PROGRESS, {"settings": self.settings, "step": self.step, "best_tau": self.best_tau})
         new.rename(named)
         for old in folder.glob("step-*"):
