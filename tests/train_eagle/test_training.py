@@ -195,6 +195,13 @@ def test_a_full_disk_is_told_in_one_line_and_leaves_what_was_there(target: Path,
     assert last(tmp_path).step == run.total
 
 
+def test_processes_send_each_other_no_buffers(target: Path, data: Path, tmp_path: Path) -> None:
+    """The target's output matrix went to every process with each batch."""
+    handler = TrainingRun(config(target, data, tmp_path)).accelerator.ddp_handler
+    assert handler is not None
+    assert not handler.broadcast_buffers
+
+
 def test_two_processes_are_one_that_accumulates_twice(target: Path, data: Path, tmp_path: Path) -> None:
     settings = ("--epochs", "2", "--checkpoint-minutes", "60")
     alone = command(target, data, tmp_path / "one", *settings, "--accumulate", "2")

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import torch
 import yaml
 from accelerate import Accelerator, PartialState
-from accelerate.utils import set_seed
+from accelerate.utils import DistributedDataParallelKwargs, set_seed
 from torch import Tensor
 
 from specdec.config import EAGLE2_SHAPE, default_shape
@@ -91,6 +91,8 @@ class TrainingRun:
             step_scheduler_with_optimizer=False,
             log_with=None if config.tracker == "none" else config.tracker,
             project_dir=self.folder,
+            # They are the same in all processes from the start, the target's output matrix among them.
+            kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
         )
         self.device = self.accelerator.device
         self.plan = TrainPlan.of(config, samples, sizes.hidden_size, self.accelerator.num_processes)
