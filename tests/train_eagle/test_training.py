@@ -377,7 +377,7 @@ def test_beside_tau_stands_the_tree_and_both_trees_are_shown(
     assert not re.search(r"tau \d\.\d\d(?! \()", printed)
     recipe = json.loads((tmp_path / "head" / "config.json").read_text())["training"]
     held_out = TrainingRun(config(target, data, tmp_path / "same")).plan.held_out
-    prompts = [sample.token_ids[: sample.mask.index(True)] for sample in held_out]
+    prompts = [list(sample.token_ids[: sample.mask.index(True)]) for sample in held_out]
     for shape in (EAGLE2_SHAPE, default_shape("cpu")):
         tau = measure_tau(target, tmp_path / "head", prompts, shape=shape, dtype="float32").tau
         assert recipe["held_out_tau"][shape.in_words] == pytest.approx(tau, abs=1e-4)

@@ -27,12 +27,12 @@ class Sample(NamedTuple):
 
     Attributes:
         token_ids: the conversation through the chat template.
-        mask: per token, whether the assistant said it, end token included. `mask[i]` is about token i itself: a loss
-            that compares the prediction of row i with token i + 1 uses `mask[i + 1]`.
+        mask: per token, whether the assistant said it (True or 1), end token included. `mask[i]` is about token i
+            itself: a loss that compares the prediction of row i with token i + 1 uses `mask[i + 1]`.
     """
 
-    token_ids: list[int]
-    mask: list[bool]
+    token_ids: Sequence[int]
+    mask: Sequence[int]
 
 
 class BadConversation(ValueError):

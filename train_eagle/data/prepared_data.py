@@ -1,6 +1,7 @@
 """Tokenised conversations on disk."""
 
 import json
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -118,8 +119,10 @@ class PreparedData:
         for shard in self.shards:
             tensors = load_file(self.folder / shard.file)
             lengths = tensors["lengths"].tolist()
+            # In the size that they have on disk: numbers of Python take ten times as much.
             parts = (torch.split(tensors[name], lengths) for name in ("tokens", "mask"))
-            yield [Sample(tokens.tolist(), mask.tolist()) for tokens, mask in zip(*parts, strict=True)]
+            numbers = ([part.numpy().tobytes() for part in of_one] for of_one in zip(*parts, strict=True))
+            yield [Sample(array("i", tokens), mask) for tokens, mask in numbers]
 
     def load(self) -> list[Sample]:
         """Return all conversations, in the order of the sources.

@@ -52,7 +52,7 @@ class HeldOutTau:
         asked = [sample for sample in held_out if not sample.mask[0]]
         count = min(most, len(asked))
         chosen = [asked[i * len(asked) // count] for i in range(count)]
-        self._prompts = [sample.token_ids[: sample.mask.index(True)] for sample in chosen]
+        self._prompts = [list(sample.token_ids[: sample.mask.index(True)]) for sample in chosen]
         self._answers: list[KnownAnswer] | None = None
 
     @property

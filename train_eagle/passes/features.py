@@ -85,7 +85,7 @@ class OnlineFeatures:
         samples = [self.samples[i] for i in conversations]
         lengths = [self.lengths[i] for i in conversations]
         tokens = torch.tensor([token for sample in samples for token in sample.token_ids], device=self.device)
-        mask = torch.tensor([said for sample in samples for said in sample.mask], device=self.device)
+        mask = torch.tensor([said for sample in samples for said in sample.mask], dtype=torch.bool, device=self.device)
         positions = torch.cat([torch.arange(length, device=self.device) for length in lengths])
         attentions = self._attentions(lengths, positions)
         output: TargetOutput = self.model(tokens, rotary_at(self.rope, positions), attentions, self.tap_layers)

@@ -31,7 +31,7 @@ def load(world: World, folder: Path | None, **settings: Any) -> LLM:
 
 def kept(folder: Path) -> list[Kept]:
     """Return what `specdec train` reads of a folder."""
-    return [Kept(sample.token_ids, sum(sample.mask)) for sample in PreparedData(folder).load()]
+    return [Kept(list(sample.token_ids), sum(sample.mask)) for sample in PreparedData(folder).load()]
 
 
 def ended(num_prompt: int, num_output: int, finish_reason: str | None = "stop") -> Request:
@@ -55,7 +55,7 @@ def test_requests_that_end_well_are_kept_as_training_reads_them(world: World, tm
     wanted = [Kept([*prompt, *tokens], 9) for prompt, tokens in zip(PROMPTS, expected, strict=True)]
     wanted += [Kept([9, 9, 9, *one.token_ids], 4) for one in both.outputs]
     assert sorted(kept(tmp_path / "ring")) == sorted(wanted)
-    masks = [sample.mask for sample in PreparedData(tmp_path / "ring").load()]
+    masks = [list(sample.mask) for sample in PreparedData(tmp_path / "ring").load()]
     assert all(mask == sorted(mask) for mask in masks)
     # Another engine goes on there.
     with load(world, tmp_path / "ring") as llm:
