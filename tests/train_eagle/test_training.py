@@ -23,6 +23,7 @@ from specdec.cli.inspection import Inspection
 from specdec.config import EAGLE2_SHAPE, default_shape
 from specdec.draft_heads.heads.eagle3 import Eagle3Head, Eagle3Layer
 from specdec.train_eagle.data.chat_mask import Sample
+from specdec.train_eagle.evaluation import held_out_tau
 from specdec.train_eagle.evaluation.held_out_tau import HeldOutTau
 from specdec.train_eagle.program import main as program
 from specdec.train_eagle.training import train_log
@@ -395,6 +396,21 @@ def test_kept_requests_without_prompts_are_not_answered(tmp_path: Path) -> None:
     for held_out, prompts in (([long, short, long, short], [[6, 6]] * 2), ([long], [])):
         tau = HeldOutTau(*given, held_out, 3)
         assert (tau._prompts, tau.num_prompts) == (prompts, len(prompts))
+
+
+def test_held_out_prompts_are_answered_before_the_first_step(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that found no room ended runs at their first evaluation."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError("no room")
+
+    monkeypatch.setattr(held_out_tau, "LLM", refuse)
+    run = TrainingRun(config(target, data, tmp_path, evaluate_prompts=2))
+    with pytest.raises(ValueError, match="no room"):
+        run.train()
+    assert run.state.step == 0
 
 
 def test_curves_are_drawn_while_it_runs(

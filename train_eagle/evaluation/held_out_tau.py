@@ -26,8 +26,8 @@ SEATS = 32
 class HeldOutTau:
     """Measures heads at temperature 0, with every tree as large as it may be.
 
-    The engine answers the prompts once, before the first measurement. A head is then measured by replaying the answers,
-    which costs its own passes alone.
+    `answer` has the engine answer the prompts once. A head is then measured by replaying the answers, which costs its
+    own passes alone.
 
     Args:
         files: writes the heads, which are measured as they are saved.
@@ -53,7 +53,7 @@ class HeldOutTau:
         count = min(most, len(asked))
         chosen = [asked[i * len(asked) // count] for i in range(count)]
         self._prompts = [list(sample.token_ids[: sample.mask.index(True)]) for sample in chosen]
-        self._answers: list[KnownAnswer] | None = None
+        self._answers: list[KnownAnswer] = []
 
     @property
     def num_prompts(self) -> int:
@@ -62,17 +62,23 @@ class HeldOutTau:
 
     def measure(self, head: FeatureHead, shape: DraftShape) -> SpeculationStats:
         """Return the figures of a head with trees as large as `shape` allows; nothing is counted without prompts."""
-        if not self._prompts:
+        if not self._answers:
             return SpeculationStats()
-        if self._answers is None:
-            self._answers = self._answered(head.taps)
         self._files.save(head, self._folder, {})
         kernels = torch_kernels(self._model.embed_tokens.weight.device)
         draft = load_head(self._folder, self._model.parts, kernels).draft
         return SpeculationStats.total(replay(draft, self._answers, shape, kernels))
 
-    def _answered(self, taps: Sequence[int]) -> list[KnownAnswer]:
-        """Return the answers, with the target's states on the CPU."""
+    def answer(self, taps: Sequence[int]) -> None:
+        """Answer the prompts, and keep the target's states on the CPU.
+
+        The engine has a second copy of the target on the device meanwhile.
+
+        Args:
+            taps: the target layers that heads read.
+        """
+        if not self._prompts:
+            return
         dtype = str(self._model.embed_tokens.weight.dtype).removeprefix("torch.")
         # Bounds the cache: on a GPU it takes what training leaves.
         longest = min(self._model.config.max_position, max(map(len, self._prompts)) + MAX_TOKENS)
@@ -82,4 +88,4 @@ class HeldOutTau:
         texts = [output.prompt_token_ids + output.token_ids for output in outputs]
         source = OnlineFeatures(self._model, [Sample(text, [True] * len(text)) for text in texts], taps)
         batches = [source.batch([i]).to(torch.device("cpu")) for i in range(len(texts))]
-        return [KnownAnswer(batch, len(prompt)) for batch, prompt in zip(batches, self._prompts, strict=True)]
+        self._answers = [KnownAnswer(batch, len(prompt)) for batch, prompt in zip(batches, self._prompts, strict=True)]
