@@ -48,12 +48,15 @@ def test_matrices_of_tokens_have_a_rate_of_their_own(kind: str) -> None:
     for _ in range(2):
         for one in schedules_of(optimizers, 4, 8):
             one.step()
-    assert {group["lr"] / group["initial_lr"] for group in groups} == {0.25}
+    assert {group["lr"] / group["initial_lr"] for group in groups} == {0.5}
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_a_step_is_as_long_as_its_learning_rate_says(kind: str) -> None:
-    """Of either optimizer: 0.2 to 1 of the rate for each number, which the warm-up and the cosine scale."""
+    """Of either optimizer: 0.2 to 1 of the rate for each number, which the warm-up and the cosine scale.
+
+    The first step of a warm-up had a rate of 0.
+    """
     head = Head()
     optimizers = optimizers_of(kind, head, head.tables, 1e-2)  # type: ignore[arg-type]
     schedules = schedules_of(optimizers, 2, 4)
@@ -64,6 +67,6 @@ def test_a_step_is_as_long_as_its_learning_rate_says(kind: str) -> None:
         for one in (*optimizers, *schedules):
             one.step()
         lengths.append((head.fc.weight.detach() - before).square().mean().sqrt().item() / 1e-2)
-    assert lengths[0] == lengths[4] == 0
-    assert 0.05 < lengths[1] < lengths[2] <= 1.01
-    assert lengths[3] < lengths[2]
+    assert lengths[4] == 0
+    assert 0.05 < lengths[0] < lengths[1] <= 1.01
+    assert lengths[3] < lengths[2] <= 1.01

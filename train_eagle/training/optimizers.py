@@ -1,12 +1,12 @@
 """The optimizers of a head's weights, and the schedule of their learning rates."""
 
+import math
 from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from transformers import get_cosine_schedule_with_warmup
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from specdec.train_eagle.training.train_config import OptimizerKind
 
@@ -41,5 +41,11 @@ def optimizers_of(
 
 
 def schedules_of(optimizers: Collection[Optimizer], warmup_steps: int, steps: int) -> list[LRScheduler]:
-    """Return the schedule of each one's learning rate: a warm-up, and half a cosine down to 0."""
-    return [get_cosine_schedule_with_warmup(optimizer, warmup_steps, steps) for optimizer in optimizers]
+    """Return the schedule of each one's learning rate: `warmup_steps` equal parts up, and half a cosine down to 0."""
+
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return (step + 1) / warmup_steps
+        return (1 + math.cos(math.pi * min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps)))) / 2
+
+    return [LambdaLR(optimizer, factor) for optimizer in optimizers]
