@@ -441,7 +441,12 @@ def test_a_terminal_changes_no_record(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_trackers_are_chosen(target: Path, data: Path, tmp_path: Path) -> None:
-    TrainingRun(config(target, data, tmp_path / "none", epochs=1, tracker="none")).train()
+    run, begun = TrainingRun(config(target, data, tmp_path / "none", epochs=1, tracker="none")), []
+    run.accelerator.init_trackers = lambda *words, **more: begun.append((words, more))  # type: ignore[method-assign]
+    run.train()
+    (((project,), more),) = begun
+    # wandb's project was called tensorboard, and had no settings.
+    assert (project, more["init_kwargs"]["wandb"]["config"]["lr"]) == ("specdec", 3e-3)
     assert not (tmp_path / "none" / "run" / "tensorboard").exists()
     if find_spec("wandb") is not None:
         pytest.skip("wandb is installed")

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import torch
 import yaml
 from accelerate import Accelerator, PartialState
-from accelerate.utils import DistributedDataParallelKwargs, set_seed
+from accelerate.utils import DistributedDataParallelKwargs, ProjectConfiguration, set_seed
 from torch import Tensor
 
 from specdec.config import EAGLE2_SHAPE, default_shape
@@ -90,7 +90,7 @@ class TrainingRun:
             cpu=on_cpu,
             step_scheduler_with_optimizer=False,
             log_with=None if config.tracker == "none" else config.tracker,
-            project_dir=self.folder,
+            project_config=ProjectConfiguration(str(self.folder), logging_dir=str(self.folder / "tensorboard")),
             # They are the same in all processes from the start, the target's output matrix among them.
             kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
         )
@@ -154,7 +154,7 @@ class TrainingRun:
             shutil.rmtree(self.folder, ignore_errors=True)
         speed = self._speed()
         self.accelerator.wait_for_everyone()
-        self.accelerator.init_trackers("tensorboard")
+        self.accelerator.init_trackers("specdec", init_kwargs={"wandb": {"config": self.plan.plain_settings}})
         tokens = sum(self._tokens(step) for step in range(state.step))
         began = saved = time.monotonic()
         saved_step = state.step
