@@ -1,5 +1,6 @@
 """Conversations of every form, and everything that can be wrong with them."""
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -149,6 +150,26 @@ def test_a_json_file_may_hold_lines(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text(f"{GIVEN}\n{GIVEN}\n")
     assert outcomes(file) == [(1, CHAT), (2, CHAT)]
+
+
+def test_compressed_files_are_read(tmp_path: Path) -> None:
+    """As the lines inside; their bytes were malformed JSON."""
+    plain, packed, torn = (tmp_path / name for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl.gz"))
+    plain.write_text('[1]\n\n{"messages": ' + json.dumps(CHAT) + "}\n")
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert outcomes(packed) == outcomes(plain)
+    for content in (packed.read_bytes()[:-12], plain.read_bytes()):
+        torn.write_bytes(content)
+        with pytest.raises(ValueError, match=r"c.jsonl.gz: cannot be decompressed: .*; download it again"):
+            outcomes(torn)
+
+
+def test_the_folder_of_a_parquet_file_is_a_data_set(tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_list([{"messages": CHAT}])
+    rows.to_parquet(tmp_path / "set" / "train.parquet")
+    with pytest.raises(ValueError, match=r"train.parquet: Parquet is read as a data set; give the folder .*set$"):
+        open_source(tmp_path / "set" / "train.parquet")
+    assert [outcome(entry) for entry in open_source(tmp_path / "set")] == [CHAT]
 
 
 def test_a_byte_that_is_no_text_spoils_one_line(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Conversations from files and data sets, with a count of the unusable ones by reason."""
 
+import gzip
 import hashlib
 import json
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -45,7 +47,7 @@ class Entry(NamedTuple):
 
 
 class FileSource:
-    """A file of JSON objects, one a line or all in one array.
+    """A file of JSON objects, one a line or all in one array; with a name in .gz, compressed by gzip.
 
     Raises:
         ValueError: the file cannot be read.
@@ -58,6 +60,8 @@ class FileSource:
             file.open("rb").close()
         except OSError as error:
             raise ValueError(f"{file}: cannot be read: {error.strerror}; give a JSONL file or a data set") from None
+        if file.suffix == ".parquet":
+            raise ValueError(f"{file}: Parquet is read as a data set; give the folder of such files, {file.parent}")
 
     def digest(self) -> str:
         """Return the SHA-256 of the content, in hex."""
@@ -66,12 +70,16 @@ class FileSource:
 
     def __iter__(self) -> Iterator[Entry]:
         # A byte that is not UTF-8 becomes a lone surrogate, so that only its own message is refused.
-        with self._file.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as lines:
-            first = next((line for line in lines if line.strip()), "")
-            lines.seek(0)
-            is_array = first.lstrip().startswith("[") and self._file.suffix != ".jsonl"
-            for line, value in _array(lines.read()) if is_array else _lines(lines):
-                yield Entry(Place(self.name, line), value)
+        opened = gzip.open if self._file.suffix == ".gz" else open
+        with opened(self._file, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n") as lines:
+            try:
+                first = next((line for line in lines if line.strip()), "")
+                lines.seek(0)
+                is_array = first.lstrip().startswith("[") and ".jsonl" not in self._file.suffixes
+                for line, value in _array(lines.read()) if is_array else _lines(lines):
+                    yield Entry(Place(self.name, line), value)
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                raise ValueError(f"{self._file}: cannot be decompressed: {error}; download it again") from None
 
 
 class DatasetSource:
