@@ -179,4 +179,5 @@ class GrammarState:
 
 
 def _has(mask: Mask | None, token: int) -> bool:
-    return mask is not None and bool(mask[token // 8] >> (token % 8) & 1)
+    # The tokenizer may have more tokens than the mask.
+    return mask is not None and token < 8 * len(mask) and bool(mask[token // 8] >> (token % 8) & 1)

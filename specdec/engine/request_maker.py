@@ -239,12 +239,14 @@ class RequestMaker:
         elif params.max_tokens is not None:
             longest = min(longest, len(tokens) + params.max_tokens)
         ends = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.end_tokens)
-        bad_words = self.texts.bad_words(params)
+        # A tokenizer may have more tokens than the model, which never generates them.
+        vocab = self.model.vocab_size
+        bad_words = tuple(word for word in self.texts.bad_words(params) if max(word) < vocab)
         stops = self._stops(params.stop_strings)
         needs_text = params.detokenize and (self.makes_texts or params.stop_strings)
         backend = self.tokenizer.backend if self.tokenizer and needs_text else None
         special_stops = special_in_stops(backend, stops) if backend is not None else {}
-        ends |= stop_tokens(special_stops, stops)
+        ends |= frozenset(token for token in stop_tokens(special_stops, stops) if token < vocab)
         seed = self.seeds.getrandbits(63) if params.seed is None else params.seed
         group_id = str(next(self._ids))
         cached_samples: dict[Request, None] = {}

@@ -234,12 +234,14 @@ class Tokenizer:
         """
         from xgrammar import TokenizerInfo
 
-        size = max(vocab_size, len(self._hf))
-        kind = TokenizerInfo.from_huggingface(self._hf, vocab_size=size, stop_token_ids=sorted(end_tokens) or None)
-        texts: list[str | bytes] = [""] * size
+        ends = sorted(end_tokens) or None
+        kind = TokenizerInfo.from_huggingface(self._hf, vocab_size=vocab_size, stop_token_ids=ends)
+        texts: list[str | bytes] = [""] * vocab_size
         special = self.special_tokens
         for text, token in self._hf.get_vocab().items():
-            texts[token] = text if token not in special else "" if token in end_tokens else _NO_TEXT
+            # A tokenizer may have more tokens than the model, which can neither read nor generate them.
+            if token < vocab_size:
+                texts[token] = text if token not in special else "" if token in end_tokens else _NO_TEXT
         return TokenizerInfo.from_vocab_and_metadata(texts, kind.dump_metadata())
 
     def text_before(self, token_ids: Sequence[int]) -> str:

@@ -1,11 +1,14 @@
 """Structured outputs through the engine: forms, ends of outputs, drafts for free, preemption, distribution, a GPU."""
 
 import re
+import shutil
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from specdec import LLM, SamplingParams, StructuredOutputsParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
@@ -202,6 +205,28 @@ def test_on_a_simulated_gpu_only_steps_with_a_grammar_wait_more_than_once(
         # The first step admits the requests.
         assert all(count <= 1 for count in waits[1:])
         assert any(count > 1 for is_structured, count in steps if is_structured)
+
+
+@pytest.mark.parametrize("num_more", [2, 40])
+def test_a_tokenizer_with_more_tokens_than_logits(bytes_model: Bytes, tmp_path: Path, num_more: int) -> None:
+    """Such as Llama 2 with a padding token of its own. The model can neither read the others nor generate them."""
+    target = tmp_path / "target"
+    shutil.copytree(bytes_model.target, target)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(target)
+    padding = VOCAB - len(tokenizer) + num_more - 2
+    tokenizer.add_tokens([*(f"<pad{index}>" for index in range(padding)), "<more>"])
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    tokenizer.save_pretrained(target)
+    assert len(tokenizer) == VOCAB + num_more
+    llm = load(bytes_model._replace(target=target), bytes_model.head3)
+    # Its tokens by the tokenizer are '{"' and one beyond the logits.
+    text = '{"<more>'
+    unused = {"bad_words": ["<more>", "[PAD]"], "stop": ["[PAD]"], "min_tokens": 2}
+    output = llm.generate([PROMPT], structured(choice=[text], **unused), use_tqdm=False)[0]
+    assert output.text == text
+    assert max(output.token_ids) < VOCAB
+    with pytest.raises(ValueError, match=rf"^prompt token {len(tokenizer) - 1} is outside the vocabulary"):
+        llm.generate(["a[PAD]"], SamplingParams(max_tokens=2), use_tqdm=False)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
