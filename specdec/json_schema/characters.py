@@ -11,7 +11,8 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 LAST = 0x10FFFF
 ANY: Ranges = ((0, LAST),)
 # Characters that JSON does not take as they are: controls, quotes, backslashes; and halves of surrogate pairs.
-_SPECIAL: Ranges = ((0, 31), (34, 34), (92, 92), (0xD800, 0xDFFF))
+_SURROGATES: Ranges = ((0xD800, 0xDFFF),)
+_SPECIAL: Ranges = ((0, 31), (34, 34), (92, 92), *_SURROGATES)
 _SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 
 
@@ -36,6 +37,11 @@ def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 def intersection(one: Ranges, other: Ranges) -> Ranges:
     return complement((*complement(one), *complement(other)))
+
+
+def in_text(allowed: Ranges) -> Node:
+    """Return one of these characters, as a plain text has it."""
+    return Chars(intersection(allowed, complement(_SURROGATES)))
 
 
 def in_json(allowed: Ranges) -> Node:

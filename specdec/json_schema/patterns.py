@@ -1,10 +1,11 @@
-"""Regular expressions of JSON schemas as grammars of JSON texts. Pure Python.
+"""Regular expressions as grammars, of plain texts or of JSON texts. Pure Python.
 
-Followed is what ECMAScript and Python read alike; where their character sets differ, characters of both. A pattern is
-searched, as JSON Schema has it: without `^` and `$`, any text may stand before and behind it.
+Followed is what ECMAScript and Python read alike; where their character sets differ, characters of both. A schema's
+pattern is searched, as JSON Schema has it: without `^` and `$`, any text may stand before and behind it.
 """
 
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple, TypeAlias
 
@@ -47,6 +48,7 @@ class _Repeated(NamedTuple):
 
 
 _Item: TypeAlias = _Anchor | _Group | _Set | _Repeated
+_Written: TypeAlias = Callable[[Ranges], Node]
 
 
 def pattern_grammar(pattern: str) -> Node:
@@ -55,12 +57,19 @@ def pattern_grammar(pattern: str) -> Node:
     Raises:
         ValueError: what of the pattern is not followed.
     """
-    return _searched(_parsed(pattern))
+    return _alternatives(_parsed(pattern), in_json, Repeat(in_json(ANY), 0, None))
 
 
-def whole_pattern_grammar(pattern: str) -> Node:
-    """Return the JSON texts, without quotes, that a pattern without anchors matches as a whole."""
-    return _node(_parsed(pattern))
+def whole_pattern_grammar(pattern: str, written: _Written = in_json) -> Node:
+    """Return the texts that a pattern matches as a whole: without quotes where they are JSON.
+
+    Args:
+        written: returns one of a set's characters as the texts have it.
+
+    Raises:
+        ValueError: what of the pattern is not followed.
+    """
+    return _alternatives(_parsed(pattern), written, EMPTY)
 
 
 def literal_start(pattern: str) -> str:
@@ -76,32 +85,35 @@ def literal_start(pattern: str) -> str:
     return found
 
 
-def _searched(group: _Group) -> Node:
-    """Return alternatives with anchors at their ends; where one is missing, any text may stand."""
+def _alternatives(group: _Group, written: _Written, beside: Node) -> Node:
+    """Return alternatives that may have anchors at their ends.
+
+    Args:
+        written: see `whole_pattern_grammar`.
+        beside: what may stand where there is no anchor.
+    """
     found: list[Node] = []
     for items in group.parts:
         if len(items) == 1 and isinstance(items[0], _Group):
-            found.append(_searched(items[0]))
+            found.append(_alternatives(items[0], written, beside))
             continue
         begins, ends = items[:1] == [_Anchor("^")], items[-1:] == [_Anchor("$")]
-        inner = items[begins : len(items) - ends]
-        any_text = Repeat(in_json(ANY), 0, None)
-        middle = [_node(item) for item in inner]
-        found.append(Seq((*([] if begins else [any_text]), *middle, *([] if ends or not items else [any_text]))))
+        middle = [_node(item, written) for item in items[begins : len(items) - ends]]
+        found.append(Seq((*([] if begins else [beside]), *middle, *([] if ends or not items else [beside]))))
     return Alt(tuple(found))
 
 
-def _node(item: _Item) -> Node:
+def _node(item: _Item, written: _Written) -> Node:
     if isinstance(item, _Anchor):
         raise ValueError(f"{item.char!r} in the middle is not supported; write it at the pattern's ends alone")
     if isinstance(item, _Set):
-        return in_json(item.ranges)
+        return written(item.ranges)
     if isinstance(item, _Repeated):
-        part = _node(item.item)
+        part = _node(item.item, written)
         if item.most == 0:
             return EMPTY
         return Repeat(part, item.least, item.most)
-    return Alt(tuple(Seq(tuple(_node(each) for each in items)) for items in item.parts))
+    return Alt(tuple(Seq(tuple(_node(each, written) for each in items)) for items in item.parts))
 
 
 def _parsed(pattern: str) -> _Group:
@@ -171,10 +183,13 @@ class _Parser:
         char = self.pattern[self.at : self.at + 1]
         if count:
             self.at = count.end()
-            least = int(count[1])
-            most = least if not count[2] else int(count[3]) if count[3] else None
-            if max(least, most or 0) > _MOST:
-                raise ValueError(f"'{count[0]}' is not supported; repeat at most {_MOST} times")
+            # Python makes no number of thousands of digits.
+            least, end = (int(each) if len(each) < 10 else _MOST + 1 for each in (count[1], count[3] or "0"))
+            most = end if count[3] else None if count[2] else least
+            if max(least, end) > _MOST:
+                raise ValueError(f"'{count[0]:.50}' is not supported; repeat at most {_MOST} times")
+            if most is not None and most < least:
+                raise ValueError(f"'{count[0]}' has no number of times; write the smaller one first")
         elif char and char in "*+?":
             self.at += 1
             least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}[char]
@@ -243,7 +258,10 @@ def _size(ranges: Ranges) -> int:
 @cache
 def _classes() -> dict[str, tuple[Ranges, Ranges]]:
     """Return the characters of `\\d`, `\\w` and `\\s` in both languages, and in one of them."""
-    digits = union((code, code) for code in range(LAST + 1) if chr(code).isdecimal())
+    # Each script has ten in a row, so each tenth character finds one of them; a look at all takes half a second.
+    found = [code for code in range(0, LAST + 1, 10) if chr(code).isdecimal()]
+    near = (code for each in found for code in range(each - 9, each + 10))
+    digits = union((code, code) for code in near if chr(code).isdecimal())
     beyond_ascii = ((128, LAST),)
     return {
         "d": (_ASCII_DIGITS, digits),

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from specdec.core.call_grammar import calls_grammar
 from specdec.core.structured_outputs import StructuredOutputsParams
+from specdec.json_schema.characters import in_text
 from specdec.json_schema.converter import MOST_REPEATED
 from specdec.json_schema.gbnf import grammar_text
+from specdec.json_schema.patterns import whole_pattern_grammar
 from specdec.json_schema.schema import SchemaError
 from specdec.json_schema.schema_grammar import schema_grammar
 from specdec.json_schema.text_trees import text_tree
@@ -21,16 +23,22 @@ if TYPE_CHECKING:
 
 # Longest message of the grammar library that is shown.
 _LONGEST_REASON = 200
-# Counts of repetitions in a regular expression, and what may only look like one: escapes and classes. In a grammar also
-# strings, and Lark's own counts.
-_COUNTS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*+\]?|\{\s*+(\d*+)\s*+,?\s*+(\d*+)\s*+\}", re.DOTALL)
-_GRAMMAR_COUNTS = re.compile(r'"(?:\\.|[^"\\])*+"?|~\s*+(\d++)(?:\s*+\.\.\s*+(\d++))?|' + _COUNTS.pattern, re.DOTALL)
+_STRING, _SET = r'"(?:\\.|[^"\\])*+"?', r"\\.|\[(?:\\.|[^\]\\])*+\]?"
+# Counts of repetitions in a grammar, Lark's own among them, and what may only look like one: strings, escapes and sets.
+_COUNTS = re.compile(
+    rf"{_STRING}|~\s*+(\d++)(?:\s*+\.\.\s*+(\d++))?|{_SET}|\{{\s*+(\d*+)\s*+,?\s*+(\d*+)\s*+\}}", re.DOTALL
+)
+# Lark's regular expressions, and what may only look like one: strings and comments.
+_EXPRESSIONS = re.compile(rf"{_STRING}|//.*|/((?:\\.|[^/\\\n])++)/")
+_SETS = re.compile(_SET, re.DOTALL)
+# The beginning of a set that xgrammar (0.2.8) would invert.
+_INVERTED = re.compile(r"\[\\(?:\^|(?:x|u00|U000000)5[eE])")
 
 
 class GrammarSource(NamedTuple):
     """A grammar as xgrammar reads it."""
 
-    kind: Literal["regex", "lark", "gbnf"]
+    kind: Literal["lark", "gbnf"]
     text: str
 
     def compiled(self, tokens: "TokenizerInfo", num_threads: int) -> "CompiledGrammar":
@@ -43,8 +51,6 @@ class GrammarSource(NamedTuple):
 
         # Grammars are kept by `specdec.models.grammar_compiler`.
         compiler = GrammarCompiler(tokens, max_threads=num_threads, cache_enabled=False)
-        if self.kind == "regex":
-            return compiler.compile_regex(self.text)
         return compiler.compile_lark(self.text) if self.kind == "lark" else compiler.compile_grammar(self.text)
 
 
@@ -52,16 +58,18 @@ def grammar_source(params: StructuredOutputsParams) -> GrammarSource:
     """Return a form as the text that is compiled. A pattern of a schema may take for ever.
 
     Raises:
-        ValueError: a schema that cannot be followed, or a count that xgrammar would take for another.
+        ValueError: a schema or a regular expression that cannot be followed, or what xgrammar would take for another.
     """
     if params.calls is not None:
         return GrammarSource("gbnf", calls_grammar(params.calls))
     if params.regex is not None:
-        _check_counts(params.shown_form, params.regex, _COUNTS)
-        return GrammarSource("regex", params.regex)
+        return GrammarSource("gbnf", _regex_text(params.regex))
     if params.grammar is not None:
-        _check_counts(params.shown_form, params.grammar, _GRAMMAR_COUNTS)
-        return GrammarSource("gbnf" if "::=" in params.grammar else "lark", params.grammar)
+        is_lark = "::=" not in params.grammar
+        _check_counts(params.grammar)
+        if is_lark:
+            _check_sets(params.grammar)
+        return GrammarSource("lark" if is_lark else "gbnf", params.grammar)
     if params.choice is not None:
         text = grammar_text(text_tree(params.choice), {})
         assert text is not None
@@ -75,12 +83,35 @@ def grammar_source(params: StructuredOutputsParams) -> GrammarSource:
         raise ParameterError("structured_outputs", "structured_outputs.json is nested too deeply; flatten it") from None
 
 
-def _check_counts(name: str, text: str, counts: re.Pattern[str]) -> None:
-    for found in counts.finditer(text):
+def _regex_text(regex: str) -> str:
+    try:
+        text = grammar_text(whole_pattern_grammar(regex, in_text), {})
+        if text is None:
+            raise ValueError("no text matches it; correct it")
+    except ValueError as error:
+        raise ParameterError("structured_outputs", f"structured_outputs.regex cannot be followed: {error}") from None
+    except RecursionError:
+        message = "structured_outputs.regex is nested too deeply; flatten it"
+        raise ParameterError("structured_outputs", message) from None
+    return text
+
+
+def _check_counts(grammar: str) -> None:
+    """Refuse counts that xgrammar holds in too few bits."""
+    for found in _COUNTS.finditer(grammar):
         for count in filter(None, found.groups()):
             if len(count.lstrip("0")) > len(str(MOST_REPEATED)) or int(count) > MOST_REPEATED:
-                message = f"{name} repeats {count:.50} times; counts must be below 2^31"
+                message = f"structured_outputs.grammar repeats {count:.50} times; counts must be below 2^31"
                 raise ParameterError("structured_outputs", message)
+
+
+def _check_sets(grammar: str) -> None:
+    """Refuse sets in Lark's regular expressions that xgrammar would invert."""
+    for expression in filter(None, (found[1] for found in _EXPRESSIONS.finditer(grammar))):
+        for found in _SETS.finditer(expression):
+            if _INVERTED.match(found[0]):
+                message = f"structured_outputs.grammar has {found[0]:.50}, which is not supported"
+                raise ParameterError("structured_outputs", f"{message}; begin the set with another character than '^'")
 
 
 @contextmanager

@@ -141,7 +141,7 @@ def test_a_grammar_that_cannot_be_followed_hurts_no_other_request(bytes_model: B
     with engine(bytes_model, bytes_model.head3, tensor_parallel_size=2) as llm:
         stream = llm.stream([[5, 6, 7]], PARAMS[0])
         next(iter(stream))
-        with pytest.raises(ValueError, match=r"structured_outputs.regex cannot be followed: [^\n]*; correct it$"):
+        with pytest.raises(ValueError, match=r"structured_outputs.regex cannot be followed: [^\n]*; write [^\n]*$"):
             llm.generate([[5, 6]], wrong, use_tqdm=False)
         outputs = llm.generate([[5, 6, 7]] * 2, [impossible, PARAMS[0]], use_tqdm=False)
         assert [output.outputs[0].finish_reason for output in outputs] == ["error", "stop"]

@@ -148,7 +148,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "keyword": (response_format({"not": {}}), "response_format", "'not' is not supported; leave it out"),
     "reference": (response_format({"$ref": "#/a"}), "response_format", "$ref is '#/a', which is not there"),
     "tag": ({"response_format": {"type": "structural_tag"}}, "response_format", "supported are 'text', 'json_object'"),
-    "regex": ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "parenthesis is not closed"),
+    "regex": ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "'(' has no ')'"),
     "grammar": ({"structured_outputs": {"grammar": "root ::="}}, "structured_outputs", "cannot be followed"),
     "two": ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "give exactly one"),
     "none": ({"structured_outputs": {}}, "structured_outputs", "give exactly one"),

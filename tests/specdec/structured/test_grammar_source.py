@@ -9,39 +9,49 @@ LARGE = 1 << 31
 
 
 @pytest.mark.parametrize(
-    ("form", "text"),
+    "text",
     [
-        ("regex", f"a{{{LARGE}}}"),
-        ("regex", f"[^]]b{{2,{LARGE + 2}}}"),
-        ("regex", "a{" + "9" * 5000 + ", }"),
-        ("grammar", f'root ::= "a"{{0,{2 * LARGE + 2}}}'),
-        ("grammar", f'start: "a"~{LARGE}'),
-        ("grammar", f'start: "a" ~ 1..{LARGE}'),
-        ("grammar", f"start: /a{{{LARGE}}}/"),
+        f"start: /[^]]b{{2,{LARGE + 2}}}/",
+        "start: /a{" + "9" * 5000 + ", }/",
+        f'root ::= "a"{{0,{2 * LARGE + 2}}}',
+        f'start: "a"~{LARGE}',
+        f'start: "a" ~ 1..{LARGE}',
+        f"start: /a{{{LARGE}}}/",
     ],
 )
-def test_counts_that_xgrammar_would_take_for_others_are_refused(form: str, text: str) -> None:
+def test_counts_that_xgrammar_would_take_for_others_are_refused(text: str) -> None:
     """It holds them in 32 bits: of 2^32 + 2 it would make 2."""
-    params = StructuredOutputsParams(**{form: text})  # type: ignore[arg-type]
+    params = StructuredOutputsParams(grammar=text)
     with pytest.raises(
-        ValueError, match=rf"^structured_outputs\.{form} repeats \d+ times; counts must be below 2\^31$"
+        ValueError, match=r"^structured_outputs\.grammar repeats \d+ times; counts must be below 2\^31$"
     ):
         grammar_source(params)
 
 
+@pytest.mark.parametrize("text", [r"start: /a[\^b]/", r"start: /[\x5e]/", r'start: [ /\/[\u005eb]/ ] "a"'])
+def test_sets_that_xgrammar_would_invert_are_refused(text: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"^structured_outputs\.grammar has \[\\\S+, which is not supported; begin the set"
+    ):
+        grammar_source(StructuredOutputsParams(grammar=text))
+
+
 @pytest.mark.parametrize(
-    ("form", "text"),
+    "text",
     [
-        ("regex", f"a{{{LARGE - 1}}}"),
-        ("regex", rf"a\{{{LARGE}}}"),
-        ("regex", f"[{{{LARGE}}}]"),
-        ("regex", "[" * 100_000),
-        ("regex", "{" + " " * 100_000),
-        ("grammar", f'root ::= "a{{{LARGE}}}"'),
-        ("grammar", f'root ::= "a\\"{{{LARGE}}}" [{{{LARGE}}}] {LARGE}'),
-        ("grammar", 'root ::= "' + "a" * 100_000),
+        f"start: /a{{{LARGE - 1}}}/",
+        rf"start: /a\{{{LARGE}}}/",
+        f"start: /[{{{LARGE}}}]/",
+        "start: /" + "[" * 100_000,
+        "start: /{" + " " * 100_000,
+        r"start: /[a\^]\[\^[^\^]/ // [\^]",
+        'start: "/[\\^]/"',
+        r"root ::= [\^a]",
+        f'root ::= "a{{{LARGE}}}"',
+        f'root ::= "a\\"{{{LARGE}}}" [{{{LARGE}}}] {LARGE}',
+        'root ::= "' + "a" * 100_000,
     ],
 )
-def test_what_is_no_count_is_left_alone(form: str, text: str) -> None:
-    params = StructuredOutputsParams(**{form: text})  # type: ignore[arg-type]
-    assert grammar_source(params) == GrammarSource("regex" if form == "regex" else "gbnf", text)
+def test_what_only_looks_like_one_of_these_is_left_alone(text: str) -> None:
+    params = StructuredOutputsParams(grammar=text)
+    assert grammar_source(params) == GrammarSource("gbnf" if "::=" in text else "lark", text)

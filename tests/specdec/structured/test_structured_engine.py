@@ -256,9 +256,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 WRONG_GRAMMARS: dict[str, tuple[dict[str, Any], str]] = {
     "regex": (
         {"regex": "(a"},
-        "structured_outputs.regex cannot be followed: .*parenthesis is not closed.*; correct it",
+        r"structured_outputs.regex cannot be followed: '\(' has no '\)'; write '\\\('$",
     ),
-    "lookahead": ({"regex": "a(?=b)"}, "structured_outputs.regex cannot be followed: .*Lookahead is not supported"),
+    "lookahead": ({"regex": "a(?=b)"}, "structured_outputs.regex cannot be followed: lookahead .* is not supported"),
     "gbnf": ({"grammar": "root ::= x"}, 'structured_outputs.grammar cannot be followed: .*"x" is not defined'),
     "lark": ({"grammar": "start: x"}, "structured_outputs.grammar cannot be followed: .*unknown name 'x'"),
     "required": ({"json": {"required": ["b"], "properties": {"a": {}}}}, "required names 'b'"),
