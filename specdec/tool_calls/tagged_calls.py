@@ -96,8 +96,10 @@ class TaggedCalls(SteppedParser):
     def __init_subclass__(cls) -> None:
         cls.TAGS = tuple(tag for tag in (cls.OPEN, cls.CLOSE, *cls.INNER) if tag)
 
-    def __init__(self, functions: Sequence[Mapping[str, Any]] = ()) -> None:  # noqa: ARG002
+    def __init__(self, functions: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__()
+        # Where a call needs no tag, an answer in JSON may look like one of a function that is not offered.
+        self._names = frozenset(str(each.get("name")) for each in functions) if self.BEGINS_INSIDE else None
         self._is_inside = self.BEGINS_INSIDE
         # Text before a possible call, a tag and white space: text after all if it is none.
         self._held = ""
@@ -143,7 +145,7 @@ class TaggedCalls(SteppedParser):
         is_behind_call = self._is_after_call and not self._held
         before = "" if is_behind_call else self._held + white
         if rest.startswith("{"):
-            self._held, self._unread, self._call = before, rest, CallReader()
+            self._held, self._unread, self._call = before, rest, CallReader(self._names)
         elif self.CLOSE and rest.startswith(self.CLOSE):
             self._give(before if self._has_call else before + self.CLOSE)
             self._leave(rest.removeprefix(self.CLOSE))

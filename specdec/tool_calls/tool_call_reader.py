@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, TypeGuard
 
@@ -48,6 +48,9 @@ class CallReader:
     Where the keys have this order and the arguments are an object, pieces are returned as they come, and otherwise the
     whole call at its end.
 
+    Args:
+        names: functions of which a call may have no arguments; None for all.
+
     Attributes:
         reading: what the text is, as far as it is read.
         has_begun: whether a piece of a call was returned.
@@ -55,7 +58,8 @@ class CallReader:
             that is not complete, keys after its arguments.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Container[str] | None = None) -> None:
+        self._names = names
         self.unread = ""
         self.reading = Reading.OPEN
         self.has_begun = False
@@ -89,7 +93,7 @@ class CallReader:
         if self._brackets.is_broken:
             self.reading = Reading.BROKEN
         elif self._brackets.is_closed:
-            call = _pieces(_loaded(self.unread[: self._brackets.num_read]))
+            call = _pieces(_loaded(self.unread[: self._brackets.num_read]), self._names)
             self.reading = Reading.CALL if call else Reading.OBJECT
             if call:
                 self.has_begun = True
@@ -176,12 +180,12 @@ def _has_utf8(text: str) -> bool:
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
-def _pieces(body: Any) -> Sequence[CallPiece]:
+def _pieces(body: Any, names: Container[str] | None) -> Sequence[CallPiece]:
     """Return the pieces of the call that a JSON value describes, none if it describes none."""
     if not isinstance(body, dict) or not _is_name(body.get("name")):
         return []
     arguments = next((body[key] for key in ("arguments", "parameters") if body.get(key) is not None), None)
-    if arguments is None and not body.keys() <= _PLAIN_KEYS:
+    if arguments is None and not (body.keys() <= _PLAIN_KEYS and (names is None or body["name"] in names)):
         return []
     text = argument_text(arguments)
     return [] if text is None else [CallStart(body["name"]), CallArguments(text)]

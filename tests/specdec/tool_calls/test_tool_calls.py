@@ -100,6 +100,11 @@ LLAMA: list[tuple[str, list[Found]]] = [
     ("<|python", ["<|python"]),
     ('{"type": "function", "name": "f", "parameters": null}', [FunctionCall("f", "{}")]),
     ('{"name": "f"}', [FunctionCall("f", "{}")]),
+    # An answer in JSON, not a call of a function that is not offered.
+    ('{"name": "Ann"}', ['{"name": "Ann"}']),
+    ('{"name": "Davis", "type": "city"}', ['{"name": "Davis", "type": "city"}']),
+    (f'{LLAMA_TAXI}; {{"name": "Ann"}}', [TAXI_CALL, '{"name": "Ann"}']),
+    ('{"name": "g", "parameters": {}}', [FunctionCall("g", "{}")]),
     ('{"name": "Ann", "age": 5}', ['{"name": "Ann", "age": 5}']),
     (f"Well.\n<|python_tag|>{LLAMA_TAXI}", ["Well.", TAXI_CALL]),
     (f"The <|python_tag|> tag: <|python_tag|>{ROOM}; ", ["The <|python_tag|> tag:", ROOM_CALL]),
@@ -134,8 +139,9 @@ def test_calls_are_found_in_pieces_of_any_size(
 ) -> None:
     places = [0, *sorted(cut for cut in cuts if 0 < cut < len(text)), len(text)]
     pieces = [text[first:last] for first, last in itertools.pairwise(places)]
-    assert parse(kind(), pieces) == items
-    assert parse(kind(), list(text)) == items
+    functions = [{"name": "f"}, {"name": "taxi"}]
+    assert parse(kind(functions), pieces) == items
+    assert parse(kind(functions), list(text)) == items
 
 
 FRAGMENTS = (
