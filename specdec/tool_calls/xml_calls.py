@@ -3,8 +3,11 @@
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 from specdec.core.call_forms import HERMES
+from specdec.json_schema.keywords import CONSTRAINTS, INFERRED, TYPES
+from specdec.json_schema.values import is_type
 from specdec.tool_calls.tagged_calls import SteppedParser, begun_tag
 from specdec.tool_calls.tool_call_reader import CallArguments, CallStart
 
@@ -23,7 +26,7 @@ class Qwen3CoderParser(SteppedParser):
 
     def __init__(self, functions: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__()
-        self._schemas = {each.get("name"): _properties(each.get("parameters")) for each in functions}
+        self._schemas = {each.get("name"): each.get("parameters") for each in functions}
         # The function that is being called, and the number of its parameters so far.
         self._name: str | None = None
         self._num_parameters = 0
@@ -74,8 +77,11 @@ class Qwen3CoderParser(SteppedParser):
         if rest.startswith(_PARAMETER):
             key, bracket, behind = rest.removeprefix(_PARAMETER).partition(">")
             value, tag, after = behind.partition(_PARAMETER_END)
-            if bracket and not tag and is_end and _FUNCTION_END in behind:
-                # The model has forgotten to close the parameter.
+            next_one = value.find("\n" + _PARAMETER)
+            # The model may forget to close a parameter.
+            if bracket and next_one >= 0:
+                value, tag, after = value[:next_one], "\n", behind[next_one + 1 :]
+            elif bracket and not tag and is_end and _FUNCTION_END in behind:
                 value, tag, after = behind.partition(_FUNCTION_END)
                 after = tag + after
             if not tag:
@@ -101,7 +107,8 @@ class Qwen3CoderParser(SteppedParser):
             self._items.append(CallArguments(text))
 
     def _add_parameter(self, key: str, text: str) -> None:
-        value = _value(text.removeprefix("\n").removesuffix("\n"), self._schemas.get(self._name, {}).get(key))
+        root = self._schemas.get(self._name)
+        value = _value(text.removeprefix("\n").removesuffix("\n"), _types(_properties(root).get(key), root))
         start = ", " if self._num_parameters else "{"
         self._num_parameters += 1
         self._give_arguments(f"{start}{json.dumps(key, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}")
@@ -112,9 +119,8 @@ def _properties(schema: Any) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _value(text: str, schema: Any) -> Any:
-    """Return a parameter's value: its text where the schema allows a string, else the JSON value that it spells."""
-    types = _types(schema)
+def _value(text: str, types: set[str]) -> Any:
+    """Return a parameter's value: its text where its types allow a string, else the JSON value that it spells."""
     if "null" in types and text.strip().lower() in ("null", "none"):
         return None
     if not types or "string" in types:
@@ -129,13 +135,34 @@ def _value(text: str, schema: Any) -> Any:
     return value
 
 
-def _types(schema: Any) -> set[str]:
-    """Return the JSON types that a schema names; none where it names none, or refers to another."""
+def _types(schema: Any, root: Any, seen: frozenset[str] = frozenset()) -> set[str]:
+    """Return the JSON types that a schema names, directly or by other keywords; none where it names none.
+
+    Args:
+        root: the schema that references begin at.
+        seen: references that have led here.
+    """
     if not isinstance(schema, Mapping):
         return set()
     own = schema.get("type")
-    found = {each for each in (own if isinstance(own, list) else [own]) if isinstance(each, str)}
-    for key in ("anyOf", "oneOf"):
+    if found := {each for each in (own if isinstance(own, list) else [own]) if isinstance(each, str)}:
+        return found
+    values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
+    found = {kind for kind in TYPES if any(is_type(value, kind) for value in values)}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference not in seen:
+        found |= _types(_referred(reference, root), root, seen | {reference})
+    for key in ("allOf", "anyOf", "oneOf"):
         parts = schema.get(key)
-        found = found.union(*map(_types, parts)) if isinstance(parts, list) else found
+        for part in parts if isinstance(parts, list) else ():
+            # An alternative that names no type allows a string.
+            found |= _types(part, root, seen) or (set() if key == "allOf" else {"string"})
+    return found or {CONSTRAINTS[keyword] for keyword in schema if keyword in CONSTRAINTS} & set(INFERRED)
+
+
+def _referred(reference: str, root: Any) -> Any:
+    """Return the schema that a reference names, None if it is not there."""
+    found = root
+    for part in unquote(reference).removeprefix("#").split("/")[1:]:
+        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
     return found

@@ -59,6 +59,29 @@ FUNCTIONS = [
             },
         },
     },
+    {
+        "name": "book",
+        "parameters": {
+            "$defs": {
+                "Item": {"type": "object"},
+                "Size": {"enum": ["1.0", "2.0"]},
+                "Tree": {"properties": {"next": {"$ref": "#/$defs/Tree"}}},
+                "Loop": {"$ref": "#/$defs/Loop"},
+            },
+            "properties": {
+                "item": {"$ref": "#/$defs/Item"},
+                "maybe": {"anyOf": [{"$ref": "#/$defs/Item"}, {"type": "null"}]},
+                "size": {"anyOf": [{"$ref": "#/$defs/Size"}, {"type": "null"}]},
+                "gone": {"anyOf": [{"$ref": "#/$defs/Gone"}, {"type": "null"}]},
+                "count": {"allOf": [{"$ref": "#/properties/one"}, {"description": "how many"}]},
+                "one": {"const": 1},
+                "some": {"enum": [1, 2.5, None]},
+                "list": {"items": {"type": "integer"}},
+                "tree": {"$ref": "#/$defs/Tree"},
+                "loop": {"$ref": "#/$defs/Loop"},
+            },
+        },
+    },
     {"name": "odd", "parameters": {"properties": [1]}},
     {"name": "odder", "parameters": {"properties": {"a": {"type": [{"b": 1}], "anyOf": 3}}}},
 ]
@@ -90,11 +113,30 @@ XML: dict[str, Found] = {
         ("odd", {"a": "1"}),
         ("odder", {"a": "1"}),
     ],
+    # Types that other schemas, values or keywords show, as in pydantic's nested models.
+    "<function=book>"
+    + "".join(parameter(key, '{"a": [1]}') for key in ("item", "maybe", "tree"))
+    + parameter("count", "3")
+    + parameter("some", "2.5")
+    + parameter("list", "[1, 2]")
+    + "</function>": [
+        ("book", {"item": {"a": [1]}, "maybe": {"a": [1]}, "tree": {"a": [1]}, "count": 3, "some": 2.5, "list": [1, 2]})
+    ],
+    f"<function=book>{parameter('size', '1.0')}{parameter('gone', '1.0')}{parameter('loop', '1.0')}</function>": [
+        ("book", dict.fromkeys(("size", "gone", "loop"), "1.0"))
+    ],
+    f"<function=book>{parameter('size', 'null')}{parameter('maybe', 'None')}</function>": [
+        ("book", {"size": None, "maybe": None})
+    ],
     # White space, quotes and tags within a value.
     '<function=taxi><parameter=to>\n  if a < b:\n\n    "x"\n<br></function>\n</parameter></function>': [
         ("taxi", {"to": '  if a < b:\n\n    "x"\n<br></function>'})
     ],
     f"<function=taxi><parameter=to>\nDavis\n</function>{CLOSE}": [("taxi", {"to": "Davis"})],
+    f"<function=taxi>\n<parameter=to>\nDavis\n{parameter('hour', '9')}\n</function>": [TAXI_CALL],
+    f"<function=taxi><parameter=to>\n<parameter=note>\nb\n{parameter('hour', '9')}</function>": [
+        ("taxi", {"to": "", "note": "b", "hour": 9})
+    ],
     # Text.
     "": [],
     "a < b <function and so": ["a < b <function and so"],
