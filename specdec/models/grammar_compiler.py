@@ -113,6 +113,11 @@ class GrammarCompiler:
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text within an output."""
+        # Alone, the text may get a space before it, as in Llama 2.
+        begin, found = self._tokens_of("\n"), self._tokens_of(f"\n{text}")
+        return found[len(begin) :] if found[: len(begin)] == begin else self._tokens_of(text)
+
+    def _tokens_of(self, text: str) -> list[int]:
         return list(self.tokenizer.backend.encode(text, add_special_tokens=False).ids)
 
     @cached_property

@@ -1,6 +1,7 @@
 """Compiled grammars that are kept for later requests."""
 
 import gc
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from specdec import StructuredOutputsParams
 from specdec.models.grammar_compiler import GrammarCompiler
 from specdec.models.tokenizer import Tokenizer
+from tests.specdec.metaspace_llama import VOCAB, ids, save_metaspace
 from tests.specdec.structured.byte_grammars import END, ByteTokens
 
 pytestmark = pytest.mark.slow
@@ -29,3 +31,12 @@ def test_kept_grammars_have_at_most_so_many_bytes() -> None:
     compiler.compile(StructuredOutputsParams(choice=[f"word {word}" for word in range(1000)]))
     gc.collect()
     assert [compiler.known(form) is not None for form in forms] == [True, False, True, True]
+
+
+def test_forced_text_gets_no_space_before_it(tmp_path: Path) -> None:
+    """Tokenizers of Llama 2's kind put one before a text that stands alone, and the grammar has none."""
+    save_metaspace(tmp_path / "target")
+    compiler = GrammarCompiler(Tokenizer(tmp_path / "target"), VOCAB, frozenset(ids("</s>")))
+    state = compiler.state(compiler.compile(StructuredOutputsParams(choice=["x,s true"])), 1, frozenset())
+    assert state.forced([0], [], 8, compiler.encode) == ids("x", ",", "s", "▁true")
+    assert state.forced([0], ids("x"), 8, compiler.encode) == ids(",", "s", "▁true")
