@@ -9,7 +9,7 @@ VALUES = {
     "multipleOf": "a number above 0",
     **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), "a whole number, at least 0"),
     **dict.fromkeys(("minProperties", "maxProperties", "minContains", "maxContains"), "a whole number, at least 0"),
-    "pattern": "a regular expression",
+    "pattern": "a regular expression that Python's re reads too",
     "type": "a JSON type or a list of them",
     "required": "a list of different texts",
     **dict.fromkeys(("enum", "examples"), "a list"),
@@ -17,7 +17,7 @@ VALUES = {
     **dict.fromkeys(("unevaluatedProperties", "not", "if", "then", "else", "contentSchema"), "a schema"),
     **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), "a list of at least one schema"),
     **dict.fromkeys(("properties", "$defs", "definitions", "dependentSchemas"), "an object of schemas"),
-    "patternProperties": "an object of schemas by regular expressions",
+    "patternProperties": "an object of schemas by regular expressions that Python's re reads too",
 }
 TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
 

@@ -101,7 +101,7 @@ def _is_of_kind(kind: str, value: Any) -> bool:
             return _is_finite(value) and value > 0
         case "a whole number, at least 0":
             return _is_finite(value) and is_whole(value) and value >= 0
-        case "a regular expression":
+        case "a regular expression that Python's re reads too":
             return _is_pattern(value)
         case "a JSON type or a list of them":
             types = [value] if isinstance(value, str) else value

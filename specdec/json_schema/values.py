@@ -179,7 +179,9 @@ def _number_follows(value: float, part: Mapping[str, Any]) -> bool:
 def _text_follows(value: str, part: Mapping[str, Any]) -> bool:
     if not part.get("minLength", 0) <= len(value) <= part.get("maxLength", len(value)):
         return False
-    if "format" in part and not ((form := FORMATS.get(part["format"])) and re.fullmatch(form, value, re.ASCII)):
+    # An unknown format is no constraint.
+    form = FORMATS.get(part.get("format", ""))
+    if form is not None and not re.fullmatch(form, value, re.ASCII):
         return False
     return "pattern" not in part or bool(re.search(part["pattern"], value))
 

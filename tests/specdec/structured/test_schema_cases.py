@@ -42,6 +42,12 @@ FOLLOWED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ['"a"'],
         ['"ab"', '"b"'],
     ),
+    "an unknown format beside values": (
+        {"enum": ["#fff", "#000"], "type": "string", "format": "color"},
+        ['"#fff"', '"#000"'],
+        ['"#00f"'],
+    ),
+    "an unknown format beside a value": ({"const": "+15550100", "format": "phone"}, ['"+15550100"'], ['"+1"']),
     "format beside enum": (
         {"enum": ["2024-02-29", "2023-02-29"], "format": "date"},
         ['"2024-02-29"'],
@@ -237,6 +243,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no schema": ({"properties": {"a": 3}}, "at '/properties/a', there is 3; a schema is an object"),
     "no pattern": ({"type": "string", "pattern": "["}, "pattern is '['; it must be a regular expression"),
+    "a pattern of ECMAScript alone": (
+        {"type": "string", "pattern": r"^(?<y>\d{4})$"},
+        "it must be a regular expression that Python's re reads too",
+    ),
+    "a name's pattern of ECMAScript alone": (
+        {"type": "object", "patternProperties": {r"^\p{L}": {}}},
+        "it must be an object of schemas by regular expressions that Python's re reads too",
+    ),
     "no list": ({"type": "object", "required": "a"}, "required is 'a'; it must be a list of different texts"),
     "no type": ({"type": ["string", "strng"]}, "type is ['string', 'strng']; it must be a JSON type"),
     "not finite": ({"type": "number", "maximum": float("inf")}, "holds a value that JSON does not have"),
