@@ -143,6 +143,8 @@ def _value(node: ast.expr) -> Any:
             return _WORDS[name]
         case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as value)):
             return -value
+        case ast.UnaryOp(ast.UAdd(), ast.Constant(int() | float() as value)):
+            return value
         case ast.List(parts) | ast.Tuple(parts):
             return [_value(part) for part in parts]
         case ast.Dict(keys, values):

@@ -102,13 +102,22 @@ class CallReader:
         return []
 
     def _arguments(self) -> list[CallPiece]:
-        """Return what belongs to the arguments. They are not checked, but `<` outside of a string ends them."""
+        """Return what belongs to the arguments.
+
+        They are not checked, but `<` outside of a string ends them, and control characters in a string are escaped.
+        """
         self._brackets.num_read = 0
+        self._brackets.controls.clear()
         self._brackets.read(self.unread, strict=False)
         if self._brackets.is_broken:
             self.reading = Reading.CALL
         self._in_arguments = not (self._brackets.is_broken or self._brackets.is_closed)
-        text = self.take_object()
+        text, parts, start = self.take_object(), list[str](), 0
+        for place, is_escaped in self._brackets.controls:
+            # Of an escape, the backslash is there already.
+            parts += [text[start:place], json.dumps(text[place])[1 + is_escaped : -1]]
+            start = place + 1
+        text = "".join([*parts, text[start:]])
         return [CallArguments(text)] if text else []
 
     def _close(self) -> None:
@@ -136,10 +145,12 @@ class _Brackets:
         num_read: number of characters read.
         is_closed: whether the last bracket is read.
         is_broken: whether the next character shows that this is no JSON: `<`, or a line's end in a string.
+        controls: places of control characters in strings, such as a line's end, and whether a backslash escapes them.
     """
 
     def __init__(self, depth: int = 0) -> None:
         self.num_read = 0
+        self.controls: list[tuple[int, bool]] = []
         self.is_closed = self.is_broken = False
         self._depth = depth
         self._in_string = self._is_escaped = False
@@ -154,6 +165,8 @@ class _Brackets:
             char = text[self.num_read]
             if self._in_string:
                 self.is_broken = strict and char in "\r\n"
+                if char < " ":
+                    self.controls.append((self.num_read, self._is_escaped))
                 self._in_string = self._is_escaped or char != '"'
                 self._is_escaped = not self._is_escaped and char == "\\"
             else:
@@ -192,7 +205,7 @@ def _pieces(body: Any, names: Container[str] | None) -> Sequence[CallPiece]:
 
 
 def argument_text(arguments: Any) -> str | None:
-    """Return arguments as the JSON text of an object, None if they are none.
+    """Return arguments as the JSON text of an object, None if they are none, or hold a number that JSON does not have.
 
     Models that have seen OpenAI's API write them as a JSON text in a string.
     """
@@ -206,5 +219,8 @@ def argument_text(arguments: Any) -> str | None:
         value = {} if arguments.strip() == "null" else value
     if not isinstance(value, dict):
         return None
-    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return None
     return text if _has_utf8(text) else json.dumps(value)

@@ -26,6 +26,8 @@ PYTHONIC: dict[str, Found] = {
     ],
     "[f(s='it\\'s )]', t=\"a[(\")]": [("f", {"s": "it's )]", "t": "a[("})],
     "[f()] and so": [("f", {}), " and so"],
+    "[f(a=-5, b=+3, c=+.5)]": [("f", {"a": -5, "b": 3, "c": 0.5})],
+    "[f(a=1e999)]": ["[f(a=1e999)]"],
     # Text that is no list of calls, values that are none of JSON, and what is cut off.
     "Plain [f()] text": ["Plain [f()] text"],
     "[1, 2]": ["[1, 2]"],

@@ -50,6 +50,11 @@ HERMES: list[tuple[str, list[Found]]] = [
     (f"{OPEN}no JSON{CLOSE}", [f"{OPEN}no JSON{CLOSE}"]),
     (f"{OPEN}[1]{CLOSE}", [f"{OPEN}[1]{CLOSE}"]),
     (f"{OPEN}{TAXI}", [TAXI_CALL]),
+    # JSON has no line ends and tabs in its texts; they would cost a client all of the call.
+    (
+        f'{OPEN}{{"name": "f", "arguments": {{"a":\n"b\nc\td\\\n"}}}}{CLOSE}',
+        [FunctionCall("f", '{"a":\n"b\\nc\\td\\n"}')],
+    ),
     # The keys in another order, marks inside of a string, an object that is not closed, and an end in the arguments.
     (f'{OPEN}{{"arguments": {{"a": 1}}, "name": "f"}}{CLOSE}', [FunctionCall("f", '{"a": 1}')]),
     (f'{OPEN}{{"name": "f", "arguments": {MARKS}}}{CLOSE}', [FunctionCall("f", MARKS)]),
