@@ -224,7 +224,7 @@ class Worker:
         def launch(outcome: WalkOutcome) -> PassAhead:
             tokens = outcome.next_tokens
             if tokens is None:
-                tokens = torch.tensor([token for _, token in outcome.read()])
+                tokens = upload([token for _, token in outcome.read()], self.device)
             logits = run(tokens if chosen is None else tokens.index_select(0, chosen))
             return PassAhead({id(one.token_ids): place for place, one in enumerate(contexts)}, contexts, logits)
 

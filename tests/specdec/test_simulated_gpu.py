@@ -63,10 +63,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(folder: Path, head: str, **settings: Any) -> LLM:
+def load(folder: Path, head: str | None, **settings: Any) -> LLM:
     return LLM(
         folder / "target",
-        folder / head,
+        head and folder / head,
         **{  # type: ignore[arg-type]
             "dtype": "float32",
             "shape": SHAPE,
@@ -179,6 +179,23 @@ def test_a_rule_of_a_plugin_gets_what_drafts_were_drawn_from(folder: Path, monke
         assert tree.draft_probs is not None
         there = replace(tree, draft_probs=tree.draft_probs.to(GPU))
         assert verify(with_rule(TORCH), [row._replace(tree=there) for row in rows], logits.to(GPU)) == walked
+
+
+@pytest.mark.parametrize("settings", [{"kernels": "torch"}, {"verify": "rejection", "enforce_eager": True}])
+def test_plain_steps_go_ahead_with_tokens_that_the_host_has(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """Where the acceptance rule runs on the host: beside kernels in torch, and a plug-in's beside Triton's."""
+    params = [SamplingParams(temperature=i, seed=3, max_tokens=5 - 2 * i, ignore_eos=True) for i in (0, 1)]
+    expected = run(load(folder, None, **settings), params)
+    with simulated_gpu(monkeypatch):
+        host_rule = AcceptanceRule(partial(RejectionVerifier, rule=walk_rejection), draws=True)
+        monkeypatch.setattr(RULES, "_found", {**RULES, "rejection": host_rule})
+        llm = load(folder, None, device="cuda", **settings)
+        ahead = Mock(wraps=llm.engine.worker._prepare_next)
+        monkeypatch.setattr(llm.engine.worker, "_prepare_next", ahead)
+        assert run(llm, params) == expected
+        assert ahead.called
 
 
 def test_adapters_on_a_device(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
