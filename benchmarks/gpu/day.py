@@ -1,9 +1,9 @@
-"""Run stages of the first day on a GPU, each in a process of its own that is stopped after nine minutes.
+"""Run stages of the first day on a GPU, each in a process of its own that is stopped after nine minutes at most.
 
-Each stage prints a table last and leaves NAME.json and NAME.log in the folder that the variable OUT names. A stage that
-fails, hangs or crashes leaves them too, and the others run all the same.
+Each stage prints a table last and leaves NAME.json in the folder that the variable OUT names; in the end the logs of
+all are added to its logs.tar. A stage that fails, hangs or crashes leaves them too, and the others run all the same.
 
-    bash benchmarks/gpu_day.sh all|1|2|...|STAGE [--rehearse]
+    bash benchmarks/gpu_day.sh all|1|2|...|STAGE [--seconds N] [--rehearse]
 """
 
 import argparse
@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 STAGES = ("build-and-tests", "kernels", "cycle", "equality", "soak", "steps")
-# Limit of a stage, and how much earlier it is to end by itself.
+# Limit of a stage, how much earlier it is to end by itself, and the least that is worth a start.
 STAGE_SECONDS = 540
 MARGIN_SECONDS = 20
+LEAST_SECONDS = 60
 INTERRUPT_SECONDS = 5
 
 ROOT = Path(__file__).parents[2]
@@ -37,16 +39,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     which = f'"all", or some of: {", ".join(STAGES)}; or their numbers, 1 to {len(STAGES)}'
     parser.add_argument("stages", nargs="+", metavar="STAGE", help=which)
+    parser.add_argument("--seconds", type=int, help="of all stages together; what one leaves is the next ones'")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on a CPU, in Triton's interpreter")
     args = parser.parse_args()
     try:
         names = chosen(args.stages)
     except ValueError as error:
         parser.error(str(error))
+    if args.seconds is not None and args.seconds < LEAST_SECONDS * len(names):
+        parser.error(f"--seconds {args.seconds} is less than {LEAST_SECONDS} a stage; raise it, or name fewer stages")
     out = Path(os.environ.get("OUT") or (RESULTS / "rehearsal" if args.rehearse else RESULTS)).resolve()
     out.mkdir(parents=True, exist_ok=True)
     environment = {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "OUT": str(out)}
-    documents = [run_stage(name, out, environment | (REHEARSAL if args.rehearse else {})) for name in names]
+    environment |= REHEARSAL if args.rehearse else {}
+    until, documents = None if args.seconds is None else time.monotonic() + args.seconds, list[dict[str, Any]]()
+    for place, name in enumerate(names):
+        share = STAGE_SECONDS if until is None else (until - time.monotonic()) / (len(names) - place)
+        documents.append(run_stage(name, out, environment, min(STAGE_SECONDS, int(share))))
+    with tarfile.open(out / "logs.tar", "a") as logs:
+        for log in [out / f"{name}.log" for name in dict.fromkeys(names)]:
+            logs.add(log, log.name)
+            log.unlink()
     print(f"\n{'stage':18} {'status':8} {'seconds':>7}  failures")
     for document in documents:
         print(f"{document['stage']:18} {document['status']:8} {document['seconds']:7.0f}  {len(document['failures'])}")
@@ -67,9 +80,9 @@ def chosen(words: Sequence[str]) -> list[str]:
     return list(STAGES) if "all" in words else [by_word[word] for word in words]
 
 
-def run_stage(name: str, out: Path, environment: dict[str, str]) -> dict[str, Any]:
+def run_stage(name: str, out: Path, environment: dict[str, str], seconds: int) -> dict[str, Any]:
     """Run a stage and return the document that it has left as JSON, completed if it did not come to its end."""
-    print(f"\n=== {name}, at most {STAGE_SECONDS} s", flush=True)
+    print(f"\n=== {name}, at most {seconds} s", flush=True)
     file, lines = out / f"{name}.json", list[str]()
     file.unlink(missing_ok=True)
     start = time.monotonic()
@@ -79,10 +92,10 @@ def run_stage(name: str, out: Path, environment: dict[str, str]) -> dict[str, An
             log.write(line)
             lines.append(line.rstrip())
 
-        status = run_process(command_of(name), environment, STAGE_SECONDS, keep)
+        status = run_process(command_of(name, seconds), environment, seconds, keep)
     document: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"stage": name, "failures": []}
     if document.get("status") not in ("passed", "failed"):
-        why = f"stopped after {STAGE_SECONDS} s" if status is None else f"ended with exit status {status}"
+        why = f"stopped after {seconds} s" if status is None else f"ended with exit status {status}"
         print(f"failed: {why}", flush=True)
         document |= {"status": "failed", "failures": [*document["failures"], why], "log": lines[-LAST_LINES:]}
     document["seconds"] = round(time.monotonic() - start, 1)
@@ -90,9 +103,9 @@ def run_stage(name: str, out: Path, environment: dict[str, str]) -> dict[str, An
     return document
 
 
-def command_of(name: str) -> list[str]:
+def command_of(name: str, seconds: int) -> list[str]:
     """Return the command of a stage's process."""
-    return [sys.executable, "-m", "benchmarks.gpu.stage", name, str(STAGE_SECONDS - MARGIN_SECONDS)]
+    return [sys.executable, "-m", "benchmarks.gpu.stage", name, str(seconds - MARGIN_SECONDS)]
 
 
 def run_process(

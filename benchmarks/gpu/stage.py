@@ -22,7 +22,6 @@ from benchmarks.gpu.device import day_device
 
 # Columns of a table where the output is a file.
 WIDTH = 140
-LAST_LINES = 20
 
 
 @dataclass
@@ -60,7 +59,7 @@ class Stage:
     def run_program(
         self, command: list[str], until: float | None = None, tool: tuple[str, ...] = (), **environment: str
     ) -> tuple[int | None, list[str]]:
-        """Run a program, print its output, and return its exit status, None if it was stopped, and its last lines.
+        """Run a program, print its output, and return its exit status, None if it was stopped, and its lines.
 
         Args:
             command: what follows "python".
@@ -77,7 +76,7 @@ class Stage:
         lines: list[str] = []
         seconds = (self.deadline if until is None else until) - time.monotonic()
         status = run_process(words, environment, max(0, seconds), lambda line: lines.append(line.rstrip()))
-        return status, lines[-LAST_LINES:]
+        return status, lines
 
     def write(self, status: str) -> None:
         """Write the JSON of what is known so far."""

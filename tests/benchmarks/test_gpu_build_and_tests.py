@@ -12,15 +12,19 @@ from benchmarks.gpu.stage import Stage
 
 
 def outcome(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statuses: dict[str, int | None], installed: bool = True
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    statuses: dict[str, int | None],
+    installed: bool = True,
+    said: str = "",
 ) -> tuple[Stage, list[str]]:
-    """Run the stage with programs that do nothing; return it and the commands."""
+    """Run the stage with programs that do nothing but fail with a first line; return it and the commands."""
     commands = []
 
     def run_program(_: Stage, command: list[str], *rest: Any, **__: str) -> tuple[int | None, list[str]]:
         commands.append(" ".join([*rest[1], *command]))
         status = next((status for word, status in statuses.items() if word in commands[-1]), 0)
-        return status, ["5 passed in 2.00s", "behind it"]
+        return status, [said if status else "", "5 passed in 2.00s", *["behind it"] * 19]
 
     monkeypatch.setattr(Stage, "run_program", run_program)
     monkeypatch.setattr(build_and_tests.shutil, "which", lambda _: "there" if installed else None)
@@ -64,3 +68,12 @@ def test_without_the_checker_its_parts_fail_and_say_why(tmp_path: Path, monkeypa
     assert len(commands) == 2
     assert stage.failures == ["memcheck: not run", "racecheck: not run"]
     assert "compute-sanitizer is not installed" in stage.figures["parts"]["memcheck"]["end"][0]
+
+
+def test_parts_of_a_checker_that_does_not_support_the_device_are_no_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses: dict[str, int | None] = {"memcheck": 1, "pytest": 1}
+    stage, _ = outcome(tmp_path, monkeypatch, statuses, said="========= Error: Device not supported.")
+    assert results(stage)["memcheck"] == "not run"
+    assert stage.failures == ["tests: exit status 1"]

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def place(**sources: str) -> None:
         monkeypatch.setattr(day, "STAGES", tuple(sources))
-        monkeypatch.setattr(day, "command_of", lambda name: [sys.executable, "-c", sources[name]])
+        monkeypatch.setattr(day, "command_of", lambda name, _: [sys.executable, "-c", sources[name]])
 
     return place
 
@@ -60,23 +61,53 @@ def test_the_others_run_where_one_fails(
     assert (broken["status"], broken["failures"]) == ("failed", ["ended with exit status 3"])
     assert broken["log"] == ["before"]
     assert passed["status"] == "passed"
-    assert (tmp_path / "b.log").read_text() == "fine\n"
+    assert logs_of(tmp_path) == {"a.log": b"before\n", "b.log": b"fine\n"}
     assert "failed: ended with exit status 3" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["day", "2"])
     with pytest.raises(SystemExit) as ended:
         day.main()
     assert not ended.value.code
+    # Logs of stages that were called for before stay, and few files come back from a machine that is lent.
+    assert logs_of(tmp_path) == {"a.log": b"before\n", "b.log": b"fine\n"}
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.json", "b.json", "logs.tar"]
 
 
-def test_a_stage_that_hangs_is_stopped_with_its_children(
-    programs: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def logs_of(out: Path) -> dict[str, bytes]:
+    with tarfile.open(out / "logs.tar") as logs:
+        return {member.name: logs.extractfile(member).read() for member in logs}  # type: ignore[union-attr]
+
+
+def test_stages_share_the_seconds_of_all(
+    programs: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """What the first one leaves is the others'; none has more than its limit."""
+    programs(a="", b="", c="")
+    given, clock = list[int](), iter([0, 0, 30, 800])
+
+    def run_stage(name: str, out: Path, _: object, seconds: int) -> dict[str, Any]:
+        (out / f"{name}.log").touch()
+        given.append(seconds)
+        return {"stage": name, "status": "passed", "failures": [], "seconds": 0}
+
+    monkeypatch.setattr(day, "run_stage", run_stage)
+    monkeypatch.setattr(day, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["day", "all", "--seconds", "900"])
+    with pytest.raises(SystemExit):
+        day.main()
+    assert given == [300, 435, 100]
+    monkeypatch.setattr(sys, "argv", ["day", "all", "--seconds", "179"])
+    with pytest.raises(SystemExit):
+        day.main()
+    assert "--seconds 179 is less than 60 a stage; raise it, or name fewer stages" in capsys.readouterr().err
+
+
+def test_a_stage_that_hangs_is_stopped_with_its_children(programs: Callable[..., None], tmp_path: Path) -> None:
     """Its JSON of an earlier run is not taken for this one's."""
-    monkeypatch.setattr(day, "STAGE_SECONDS", 2)
     (tmp_path / "a.json").write_text('{"stage": "a", "status": "passed", "failures": []}')
     programs(a="import subprocess; subprocess.run(['sleep', '3600'])")
     start = time.monotonic()
-    document = day.run_stage("a", tmp_path, {})
+    document = day.run_stage("a", tmp_path, {}, 2)
     assert time.monotonic() - start < 600
     assert (document["status"], document["failures"]) == ("failed", ["stopped after 2 s"])
     assert json.loads((tmp_path / "a.json").read_text()) == document
