@@ -16,6 +16,10 @@ from specdec.text.text_stream import REPLACEMENT
 from specdec.text.token_texts import TokenTexts
 from specdec.verify.transforms import NodeRows, processed_logits
 
+# Rows of a prompt that are scored together: each takes several float32 of the vocabulary's size, and a GPU's memory was
+# measured with steps that score no prompt.
+PROMPT_ROWS = 256
+
 
 def score_prompt(request: Request, logits: Tensor) -> None:
     """Record the log-probabilities of the prompt tokens that a step's rows predict.
@@ -29,8 +33,10 @@ def score_prompt(request: Request, logits: Tensor) -> None:
     # A preempted request recomputes tokens that are scored already.
     if tokens and len(request.prompt_logprobs) < start + len(tokens):
         known = max(0, len(request.prompt_logprobs) - start)
-        rows = top_logprobs(_log_softmax(logits[: len(tokens)]), tokens, request.params.prompt_logprobs)
-        request.prompt_logprobs += _named(request, rows[known:])
+        for first in range(known, len(tokens), PROMPT_ROWS):
+            part = tokens[first : first + PROMPT_ROWS]
+            scores = _log_softmax(logits[first : first + len(part)])
+            request.prompt_logprobs += _named(request, top_logprobs(scores, part, request.params.prompt_logprobs))
 
 
 def score_output(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec import LLM, DraftShape, SamplingParams
+from specdec.core import logprobs
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from tests.kernel_sets import TORCH
@@ -168,6 +169,23 @@ def test_prompt_logprobs_do_not_depend_on_chunks(llm: LLM, tiny: Tiny, budget: i
     assert chunked.token_ids == whole.token_ids
     assert len(chunked.prompt_logprobs or []) == len(whole.prompt_logprobs or []) == len(whole.prompt_token_ids)
     assert_alike(chunked.prompt_logprobs, whole.prompt_logprobs)
+
+
+def test_few_rows_of_a_prompt_are_scored_at_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the rows of a whole chunk would take gigabytes that no rehearsal has measured."""
+    params = SamplingParams(temperature=0, prompt_logprobs=2, max_tokens=1)
+    (whole,) = llm.generate(PROMPT, params)
+    scored, log_softmax = list[int](), logprobs._log_softmax
+
+    def watched(logits: Tensor) -> Tensor:
+        scored.append(len(logits))
+        return log_softmax(logits)
+
+    monkeypatch.setattr(logprobs, "PROMPT_ROWS", 7)
+    monkeypatch.setattr(logprobs, "_log_softmax", watched)
+    assert llm.generate(PROMPT, params)[0].prompt_logprobs == whole.prompt_logprobs
+    assert max(scored) == 7
+    assert sum(scored) == len(whole.prompt_token_ids) - 1
 
 
 def test_prompt_logprobs_of_some_in_a_batch(llm: LLM) -> None:
