@@ -267,6 +267,11 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         raise ValueError(f"the triton kernels take float32, bfloat16 and float16, not {dtype}; use kernels 'torch'")
     if device.type != "cuda" and not knobs.runtime.interpret:
         raise ValueError(f"the triton kernels run on {device} in Triton's interpreter alone; set TRITON_INTERPRET=1")
+    if device.type == "cuda" and (chip := torch.cuda.get_device_properties(device)).major < 8:
+        raise ValueError(
+            f"the triton kernels take a GPU of compute capability 8.0 or newer, and {device} has "
+            f"{chip.major}.{chip.minor}; use kernels 'torch'"
+        )
     from specdec.kernels.triton import (
         accepted,
         coupled_walk,

@@ -393,8 +393,7 @@ def simulated_gpu(patch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
     patch.setattr(interpreter.GridExecutor, "__call__", launch)
     answers = {
         "is_available": True,
-        "is_bf16_supported": True,
-        "get_device_properties": SimpleNamespace(multi_processor_count=4, major=9),
+        "get_device_properties": SimpleNamespace(multi_processor_count=4, major=9, minor=0),
         "mem_get_info": (60 << 20, 64 << 20),
         "max_memory_reserved": 4 << 20,
         "memory_reserved": 4 << 20,

@@ -32,7 +32,8 @@ def onednn_packs(dtype: torch.dtype, device: torch.device) -> bool:
 def is_bfloat16_fast(device: torch.device) -> bool:
     """Return whether the device has instructions for bfloat16; other processors are faster in float32."""
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported())
+        # Torch's own answer counts emulation, and is about the current device.
+        return bool(torch.cuda.get_device_properties(device).major >= 8)
     return onednn_multiplies(torch.bfloat16, device) and torch.cpu._is_avx512_bf16_supported()
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,11 +13,13 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specdec import LLM, LoRARequest, SamplingParams
+from specdec.core.device import resolve_dtype
 from specdec.draft_heads.drafting.draft_graphs import DraftGraphs
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.execution import cost_measurement
 from specdec.execution.cuda_graphs import CudaGraphs
+from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.parallel.ranks import Ranks
 from specdec.verify.rejection import walk_rejection
@@ -196,6 +199,21 @@ def test_plain_steps_go_ahead_with_tokens_that_the_host_has(
         monkeypatch.setattr(llm.engine.worker, "_prepare_next", ahead)
         assert run(llm, params) == expected
         assert ahead.called
+
+
+@pytest.mark.usefixtures("gpu")
+def test_older_gpus_have_neither_bfloat16_nor_the_triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is named counts, where a machine has several."""
+    old, new = GPU, torch.device("cuda", 0)
+    chips = {old: SimpleNamespace(major=7, minor=5), new: SimpleNamespace(major=8, minor=0)}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", chips.__getitem__)
+    assert [resolve_dtype("auto", device) for device in (old, new)] == [torch.float32, torch.bfloat16]
+    assert choose_kernels("auto", new, torch.float32).name == "triton"
+    assert choose_kernels("torch", old, torch.float32).name == "torch"
+    refusal = "take a GPU of compute capability 8.0 or newer, and cuda:1 has 7.5; use kernels 'torch'$"
+    for choice in ("auto", "triton"):
+        with pytest.raises(ValueError, match=refusal):
+            choose_kernels(choice, old, torch.float32)  # type: ignore[arg-type]
 
 
 def test_adapters_on_a_device(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

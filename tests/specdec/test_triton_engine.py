@@ -246,6 +246,7 @@ def test_a_group_that_the_kernels_were_not_made_for_is_refused() -> None:
 
 def test_triton_runs_on_a_gpu_alone_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(major=8))
     assert choose_kernels("auto", cpu, torch.float32).name == ("native" if library_file() else "torch")
     assert choose_kernels("auto", gpu, torch.float64).name == "torch"
     assert choose_kernels("auto", gpu, torch.bfloat16).name == "triton"
