@@ -173,7 +173,7 @@ class EngineBuilder:
             self._ranks.decide(lambda: read_values(config.draft) if config.draft is not None else []),
             draws=self.workers.proposal == Proposal.DRAWN,
             reads_prompts=config.is_prefill,
-            follows=follows(config),
+            follows=follows(config, self.kernels),
             passes_ahead=passes_ahead(self.workers.device, self._ranks.layout),
             connector=connector,
             share=partial(self._ranks.share, in_step=True),

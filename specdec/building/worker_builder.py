@@ -68,7 +68,7 @@ class DraftSizes(NamedTuple):
     taps: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, config: EngineConfig, draft: DraftModel | None) -> "DraftSizes":
+    def of(cls, config: EngineConfig, draft: DraftModel | None, kernels: KernelSet) -> "DraftSizes":
         """Return the sizes of a draft model, or of chains alone."""
         shape = shape_for(draft, config.shape)
         if draft is None:
@@ -76,14 +76,15 @@ class DraftSizes(NamedTuple):
             return cls(shape, chained, chained)
         head = draft.head
         positions = head.llama.max_position
-        entries = shape.slots_ahead if follows(config) else shape.slots
+        entries = shape.slots_ahead if follows(config, kernels) else shape.slots
         # Beyond its positions a head would guess.
         return cls(shape, shape.slots, entries, positions - shape.positions, positions, head.reach, tuple(head.taps))
 
 
-def follows(config: EngineConfig) -> bool:
+def follows(config: EngineConfig, kernels: KernelSet) -> bool:
     """Return whether trees are drafted ahead: by CUDA graphs, which do not wait for the host; see `DraftsAhead`."""
-    return torch.device(config.device).type == "cuda" and not config.enforce_eager and not config.shape.min_reach
+    has_graphs = torch.device(config.device).type == "cuda" and kernels.on_device and not config.enforce_eager
+    return has_graphs and not config.shape.min_reach
 
 
 def passes_ahead(device: torch.device, layout: RankLayout) -> bool:
@@ -122,7 +123,7 @@ class WorkerBuilder:
         self.proposal = Proposal.DRAWN if RULES[config.verify].draws else Proposal.COUPLED
         self.device, self.dtype = torch.device(config.device), DTYPES[config.dtype]
         self.head = draft.head if draft else None
-        self.sizes = self._ranks.decide(lambda: DraftSizes.of(config, draft))
+        self.sizes = self._ranks.decide(lambda: DraftSizes.of(config, draft, kernels))
         self.longest = config.context(model.config.max_position)
         self.kv_dtypes = self._kv_dtypes()
         # One stream and its workspaces, also for a head that comes later.

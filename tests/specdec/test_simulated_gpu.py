@@ -201,6 +201,13 @@ def test_plain_steps_go_ahead_with_tokens_that_the_host_has(
         assert ahead.called
 
 
+def test_kernels_without_graphs_keep_no_room_for_a_tree_ahead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with simulated_gpu(monkeypatch):
+        budget = load(folder, "head3", device="cuda", kernels="torch").engine.scheduler.draft_budget
+        assert budget is not None
+        assert not budget.follows
+
+
 @pytest.mark.usefixtures("gpu")
 def test_older_gpus_have_neither_bfloat16_nor_the_triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that is named counts, where a machine has several."""
