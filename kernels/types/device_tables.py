@@ -69,7 +69,7 @@ class DeviceTables:
     def _add_to(self, packet: Packet) -> Callable[[], None]:
         """Add all that the device does not know yet to a packet; return what writes it once that is sent."""
         behind, self._behind = self._behind, {}
-        places, numbers = list[int](), list[int]()
+        places, numbers, sizes = list[int](), list[int](), list[int]()
         for row in behind.values():
             known, own = row.known, row.table[row.known : row.end]
             start = row.place * self.blocks
@@ -77,9 +77,17 @@ class DeviceTables:
             numbers += own
             # A table that ends before is one with blocks for drafts behind it.
             numbers += [self._null_block] * (row.end - known - len(own))
-            row.known, row.end = known + len(own), 0
+            sizes.append(known + len(own))
+            row.end = 0
         sent = packet.add_lists(places, numbers)
-        return lambda: self._write(*sent)
+
+        def write() -> None:
+            self._write(*sent)
+            # Not before: a send that fails leaves all of them to the next one.
+            for row, size in zip(behind.values(), sizes, strict=True):
+                row.known = size
+
+        return write
 
     def _write(self, places: Tensor, numbers: Tensor) -> None:
         if len(places):

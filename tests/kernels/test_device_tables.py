@@ -1,5 +1,8 @@
 """Block tables in a device's memory against the lists that they are of, however these change."""
 
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,13 +14,13 @@ from tests.kernels.changed_tables import change, changes, some
 
 ROWS, BLOCKS, NULL = 3, 40, 99
 
-# Of each step: how each table changes, which ones are used, blocks behind each for drafts, and whether it is sent.
+# Of each step: how each table changes, which ones are used, blocks behind each for drafts, and its packet's fate.
 steps = st.lists(
     st.tuples(
         st.lists(changes, min_size=8, max_size=8),
         st.lists(st.integers(0, 7), min_size=1, max_size=ROWS, unique=True),
         st.lists(st.integers(0, 3), min_size=ROWS, max_size=ROWS),
-        st.sampled_from([True, True, True, False]),
+        st.sampled_from(["sent", "sent", "sent", "dropped", "fails"]),
     ),
     max_size=12,
 )
@@ -25,10 +28,10 @@ steps = st.lists(
 
 @given(st.lists(some, min_size=8, max_size=8), steps)
 def test_each_row_holds_its_table_once_the_packet_is_sent(start: list[list[int]], drawn: list) -> None:  # type: ignore[type-arg]
-    """Eight tables where six find room, packets that a failed step never sends, and blocks behind tables."""
+    """Eight tables where six find room, packets that are never sent or fail to be, and blocks behind tables."""
     device = DeviceTables(ROWS, BLOCKS, NULL, torch.device("cpu"))
     tables = [BlockTable(blocks) for blocks in start]
-    for changed, used, lacking, is_sent in drawn:
+    for changed, used, lacking, fate in drawn:
         for own, table in zip(changed, tables, strict=True):
             for one in own:
                 change(table, *one)
@@ -39,10 +42,18 @@ def test_each_row_holds_its_table_once_the_packet_is_sent(start: list[list[int]]
         # As the pass after the drafting asks for them.
         assert device.places([tables[i] for i in used], packet) == places
         assert len({*places}) == len(places)
-        if is_sent:
+        if fate == "fails":
+            packet.attach(out_of_memory)
+            with pytest.raises(torch.OutOfMemoryError):
+                packet.send()
+        elif fate == "sent":
             packet.send()
             for place, table in zip(places, given, strict=True):
                 assert device.memory[place, : len(table)].tolist() == table
+
+
+def out_of_memory(_: Packet) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 def test_what_is_known_is_not_sent_again() -> None:
