@@ -240,7 +240,7 @@ class SimulatedGPU(TorchFunctionMode):
         device = self.devices[stream.device.index]
         own = Pool() if pool is None else device.memory.pool(pool)
         with self.choose(stream):
-            self._capture = capture = Capture(graph, own, stream, capture_error_mode)
+            self._capture = capture = Capture(graph, own, device.memory.alive_in(own), stream, capture_error_mode)
             device.memory.count_graphs()
             try:
                 yield

@@ -74,6 +74,10 @@ class Memory:
         self._storages[address] = owner, size, count + 1
         weakref.finalize(tensor, self._let_go, address).atexit = False
 
+    def alive_in(self, pool: Pool) -> set[int]:
+        """Return the addresses of the numbers that tensors hold in a pool."""
+        return {address for address, (owner, _, _) in self._storages.items() if owner is pool}
+
     def holds(self, raw: Tensor) -> bool:
         """Return whether these numbers are counted."""
         return raw.untyped_storage().data_ptr() in self._storages

@@ -164,6 +164,21 @@ def test_the_memory_of_graphs_that_are_all_gone_is_not_asked_for_again() -> None
 
 
 @pytest.mark.usefixtures("gpu")
+def test_a_graph_overwrites_what_was_not_in_use_at_its_capture() -> None:
+    """So what a later graph has made is lost, and what an earlier one has made stays while a tensor holds it."""
+    made: list[torch.Tensor] = []
+    with on_device(GPU):
+        pool = torch.cuda.graph_pool_handle()
+        first, second = (plain_capture(lambda: made.append(torch.ones(1, device=GPU) + 1), pool=pool) for _ in range(2))
+        first.replay()
+        second.replay()
+        assert [one.tolist() for one in made] == [[2], [2]]
+        first.replay()
+        assert made[0].tolist() == [2]
+        assert made[1].isnan().all()
+
+
+@pytest.mark.usefixtures("gpu")
 def test_graphs_are_captured_on_the_device_of_their_engine() -> None:
     for device in (OTHER, GPU):
         assert CudaGraphs(device).capture(lambda own=device: torch.ones(2, device=own) + 1)().tolist() == [2, 2]
