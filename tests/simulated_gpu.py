@@ -355,6 +355,8 @@ class SimulatedGPU(TorchFunctionMode):
             raise AssertionError(f"{name} from the host while a graph is captured")
         if up:
             self.counts.add("upload", name)
+            if kwargs.get("non_blocking") and self.pinned.holds(source):
+                self.pinned.lend(source)
         return up
 
     def _waits(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -379,6 +381,7 @@ class SimulatedGPU(TorchFunctionMode):
             frame = frame.f_back
         self.waits.append(f"{frame.f_globals['__name__']}: {what}")
         self.downloads.finish(until)
+        self.pinned.take_back()
 
 
 @contextmanager

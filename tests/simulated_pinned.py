@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import weakref
 
+import torch
 from torch import Tensor
 
 # Numbers of `cudaError_t`.
@@ -29,6 +30,8 @@ class SimulatedPinned:
         # Sizes of ranges by their first address.
         self._of_torch: dict[int, int] = {}
         self._registered: dict[int, int] = {}
+        # What copies to a device read: memory, places in it, and the numbers when the copy was asked for.
+        self._read: list[tuple[weakref.ref[torch.UntypedStorage], Tensor, tuple[int, torch.Size, tuple[int, ...]]]] = []
 
     def allocate(self, tensor: Tensor) -> None:
         """Count a tensor made with `pin_memory=True`, until its memory is freed."""
@@ -45,6 +48,19 @@ class SimulatedPinned:
         address = tensor.data_ptr()
         ranges = [*self._of_torch.items(), *self._registered.items()]
         return any(start <= address < start + size for start, size in ranges)
+
+    def lend(self, source: Tensor) -> None:
+        """Note what a copy to a device reads, which is not to change before the host has waited."""
+        place = source.storage_offset(), source.size(), source.stride()
+        self._read.append((weakref.ref(source.untyped_storage()), source.clone(), place))
+
+    def take_back(self) -> None:
+        """Check that nothing has changed under a copy. Freed memory is no concern: torch keeps it until then."""
+        read, self._read = self._read, []
+        for memory, numbers, place in read:
+            if (storage := memory()) is not None:
+                now = torch.empty(0, dtype=numbers.dtype).set_(storage, *place)
+                assert torch.equal(now, numbers), "pinned memory has changed while a copy may still have read it"
 
     def check(self) -> None:
         """Check that all registered memory is still mapped, and that it always was."""

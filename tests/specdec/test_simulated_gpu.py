@@ -371,6 +371,18 @@ def test_waits_of_the_host_are_noted(gpu: SimulatedGPU) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
+def test_pinned_memory_is_not_to_change_under_a_copy() -> None:
+    source = torch.tensor([1, 2], pin_memory=True)
+    for waits in (True, False):
+        there = source.to(GPU, non_blocking=True)
+        if waits:
+            assert there.tolist() == [1, 2]
+        source[0] += 1
+    with pytest.raises(AssertionError, match="has changed while a copy"):
+        there.tolist()
+
+
+@pytest.mark.usefixtures("gpu")
 def test_a_replay_runs_what_was_launched_and_no_python() -> None:
     """So a number that the host had at the capture stays, and nothing has a value before the first replay."""
     factor, calls = 2, []
