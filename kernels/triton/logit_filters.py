@@ -91,7 +91,8 @@ def _filter(p_scores, best, min_p, top_k, top_p, VOCAB: tl.constexpr, BLOCK: tl.
         _, mass = _above(p_scores, best, least + 1, VOCAB, BLOCK)
         mass += room * _weight(least, best)
     if top_p < 1:
-        wanted = top_p * mass
+        # More than 0, which nothing at all would reach, where top_p is less than the least number.
+        wanted = tl.maximum(top_p * mass, 1e-30)
         bound, above = _search(p_scores, best, least, high, wanted, True, VOCAB, BLOCK, PIVOTS)
         weight = _weight(bound, best)
         # As many as it takes to get there; the likeliest token always stays.

@@ -76,7 +76,7 @@ def _check_tokens(tokens: Tensor, columns: int) -> None:
         )
 
 
-@triton.jit(do_not_specialize=["k", "stream", "lane"])
+@triton.jit(do_not_specialize=["k", "stream", "lane"], do_not_specialize_on_alignment=["p_positions"])
 def top_k_of_part_kernel(
     p_scores,  # [rows, COLUMNS]
     p_tokens,  # [COLUMNS], which tokens they stand for; None for every one in order

@@ -105,7 +105,7 @@ def goes_before(b_first, o_first, b_second, o_second):
     return (b_first > b_second) | ((b_first == b_second) & (o_first < o_second))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["p_own_bits"])
 def next_frontier_kernel(
     p_scores,  # [rows, COUNT]
     p_sums,  # [rows, COUNT // EACH]

@@ -6,6 +6,7 @@ import time
 from functools import partial
 
 from specdec.building.draft_check import PROMPT, check_first_drafts
+from specdec.building.first_requests import run_first_requests
 from specdec.building.host_memory import check_cache
 from specdec.building.memory_profile import Rehearsal, cache_bytes, small_cache
 from specdec.building.tap_probe import questions
@@ -126,10 +127,20 @@ class EngineBuilder:
     def _assemble(self, num_blocks: int, *, measures: bool = False, connects: bool = False) -> LLMEngine:
         executor = Executor(self.workers, self._ranks)
         executor.start(num_blocks)
+        if connects and executor.worker.device.type == "cuda" and self.kernels.on_device:
+            self._warm_up(executor)
         connects_kv = connects and self.config.kv_transfer_config is not None
         connector = executor.connect(self.block_bytes) if connects_kv else None
         scheduler = self._scheduler(executor, connector, measures=measures, gives_back=connects)
         return LLMEngine(scheduler, executor, self.kernels, self.config, self._requests)
+
+    def _warm_up(self, executor: Executor) -> None:
+        began = time.perf_counter()
+        scheduler = self._scheduler(executor, None, measures=False, gives_back=False)
+        engine = LLMEngine(scheduler, executor, self.kernels, self.config, self._requests)
+        entries = max(self.sizes.entries, self.sizes.shape.nodes)
+        run_first_requests(engine, self.workers.longest, entries, self.sizes.shape.depth)
+        logger.info("first requests ended after %.1f s", time.perf_counter() - began)
 
     def _check_drafts(self, executor: Executor) -> None:
         tokenizer = None if self._requests is None else self._requests.tokenizer
@@ -156,7 +167,8 @@ class EngineBuilder:
         )
         step_cost = None
         if measures:
-            positions = min(self.model.config.max_position, sizes.positions or sys.maxsize)
+            # No request, nor its graphs' block tables, has more.
+            positions = min(self.workers.longest, sizes.positions or sys.maxsize)
             began = time.perf_counter()
             logger.info("measuring step costs")
             step_cost = measure_step_cost(executor, positions, None if sizes.positions is None else sizes.shape)

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
+from specdec.building.first_requests import made_request
 from specdec.config import EngineConfig
 from specdec.core.request import Request
-from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.chains import ChainRates
 from specdec.draft_heads.drafting.predicted_text import PredictedText
 from specdec.engine.engine import LLMEngine
 from specdec.kernels.types.integers import ceil_div
-from specdec.text.detokenizer import Detokenizer
 from specdec.verify.sampling import Sampling
 
 # Default on a CPU, where the needs of other processes are unknown.
@@ -115,16 +114,5 @@ class Rehearsal:
         # A head drafts by itself; without one, requests may still bring predicted texts.
         rates = ChainRates()
         sources = [] if self.config.draft else [PredictedText([0] * (2 + self.slots), length, rates)]
-        return Request(
-            request_id=f"rehearsal-{index}",
-            token_ids=[0] * length,
-            num_prompt=length,
-            params=SamplingParams(seed=0),
-            sampling=Sampling(temperature=1.0, top_p=0.5),
-            max_length=min(self.longest, length + STEPS + 1 + self.slots),
-            end_tokens=frozenset(),
-            detokenizer=Detokenizer(None, ()),
-            # No request shares the prefix of another.
-            cache_salt=str(index),
-            chain_sources=sources,
-        )
+        longest = min(self.longest, length + STEPS + 1 + self.slots)
+        return made_request(f"rehearsal-{index}", length, Sampling(temperature=1.0, top_p=0.5), longest, sources)

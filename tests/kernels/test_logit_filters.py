@@ -21,6 +21,8 @@ vocabularies = st.one_of(
 
 @given(vocabularies, st.lists(limits, min_size=1, max_size=3), seeds, st.sampled_from([0.0, 0.5, 4.0]))
 @example(1, [(1.0, 1, 1e-6)], 0, 0.0)
+# Less than the least float32: the likeliest token stays.
+@example(97, [(0.0, 0, 1e-46)] * 3, 7, 0.0)
 # Mass of what top_k has left, half of it in a score that equals the best.
 @example(40, [(0.0, 2, 0.9), (0.0, 3, 0.6)], 0, 4.0)
 @example(3100, [(0.0, 0, 0.999), (0.0, 2, 0.9), (0.3, 10**6, 1.0)], 5, 4.0)

@@ -272,6 +272,14 @@ def drafted(
     ]
 
 
+@pytest.mark.usefixtures("gpu")
+def test_costs_are_measured_within_the_context(folder: Path) -> None:
+    """The block tables of graphs are as long as the context, which may be shorter than what the model was made for."""
+    llm = load(folder, "head3", device="cuda", adaptive_drafts=True)
+    assert llm.engine.scheduler.step_cost is not None
+    assert max(llm.engine.scheduler.step_cost.passes.xs) <= llm.config.max_model_len == 48
+
+
 def test_slopes_lie_on_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Captured passes read them, of a target with ALiBi and of such a model that drafts."""
     sizes = {"hidden_size": 48, "num_attention_heads": 3, "num_hidden_layers": 1}

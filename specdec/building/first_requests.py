@@ -1,0 +1,71 @@
+"""Requests before any other, so that no user's request waits while a GPU's kernels are compiled."""
+
+from collections.abc import Sequence
+
+from specdec.cache.block_moves import BlockMove, MoveKind
+from specdec.core.request import Request
+from specdec.core.sampling_params import SamplingParams
+from specdec.draft_heads.drafting.chains import ChainSource
+from specdec.engine.engine import LLMEngine
+from specdec.text.detokenizer import Detokenizer
+from specdec.verify.sampling import Sampling
+
+# They take different kernels, or the same with scores of another type.
+PLAIN = (Sampling(), Sampling(temperature=1.0), Sampling(temperature=0.7, top_p=0.9))
+# They draft without graphs, level by level, and the number of levels follows from the tokens that are left.
+EDITED = (Sampling(repetition_penalty=1.1), Sampling(temperature=0.7, repetition_penalty=1.1))
+# Tokens of a prompt, and steps: the prompt's, one whose trees are drafted before it, and two for trees drafted ahead.
+PROMPT, STEPS = 4, 4
+
+
+def made_request(
+    name: str, prompt: int, sampling: Sampling, longest: int, chains: Sequence[ChainSource] = ()
+) -> Request:
+    """Return a request that nobody waits for.
+
+    Args:
+        prompt: its number of tokens.
+        longest: limit of the request's tokens.
+    """
+    return Request(
+        request_id=name,
+        token_ids=[0] * prompt,
+        num_prompt=prompt,
+        params=SamplingParams(seed=0),
+        sampling=sampling,
+        max_length=longest,
+        end_tokens=frozenset(),
+        detokenizer=Detokenizer(None, ()),
+        # No request shares the prefix of another.
+        cache_salt=name,
+        chain_sources=chains,
+    )
+
+
+def run_first_requests(engine: LLMEngine, longest: int, entries: int, depth: int) -> None:
+    """Have requests of all kinds decode, one at a time; what they leave in the cache is not published.
+
+    Kernels are compiled at their first launch, of each type of scores anew, which takes seconds where a vocabulary is
+    large. Larger batches take no others.
+
+    Args:
+        engine: an idle one, which is not used afterwards. On several ranks all run the same.
+        longest: limit of a request's tokens.
+        entries: cache entries of a request's drafts.
+        depth: levels of its trees.
+    """
+    cache = engine.worker.cache
+    cache.apply_moves([BlockMove(MoveKind.COPY, cache.null_block, cache.null_block)])
+    room = min(longest, cache.num_blocks * cache.block_size // 2 - entries)
+    kinds = [(sampling, STEPS * (1 + depth)) for sampling in PLAIN]
+    # A token after the prompt, the levels, and the target's own behind them.
+    kinds += [(sampling, levels + 2) for levels in range(1, depth + 1) for sampling in EDITED]
+    for number, (sampling, tokens) in enumerate(kinds):
+        if PROMPT + tokens > room:
+            continue
+        request = made_request(f"first-{number}", PROMPT, sampling, PROMPT + tokens)
+        engine.add_request(request)
+        for _ in range(STEPS):
+            if engine.has_unfinished:
+                engine.step()
+        engine.abort(request)

@@ -1,0 +1,52 @@
+"""What an engine on a GPU launches for its users, it has launched at start: no request waits for a compilation."""
+
+from pathlib import Path
+
+import pytest
+
+from specdec import LLM, DraftShape, SamplingParams
+from specdec.building.first_requests import run_first_requests
+from tests.fakes import save_random_eagle3, save_random_llama
+from tests.profiles import by_day
+from tests.simulated_gpu import simulated_gpu
+from tests.triton_launches import recorded_launches
+
+pytestmark = pytest.mark.slow
+
+ASKED = (
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 5},
+    {"temperature": 0.0, "repetition_penalty": 1.1},
+    {"temperature": 0.7, "n": 2},
+)
+
+
+CASES = [("rejection", DraftShape(1, 2, 2)), ("rejection", DraftShape(2, 2, 4)), ("coupled", DraftShape(2, 2, 4))]
+
+
+@pytest.mark.parametrize(("verify", "shape"), by_day(CASES, 1))
+def test_requests_launch_nothing_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: str, shape: DraftShape
+) -> None:
+    """Scores are in bfloat16 where nothing changes them, else in float32; with drafts, drawn drafts, and none."""
+    save_random_llama(tmp_path / "target", head_dim=16)
+    save_random_eagle3(tmp_path / "head", head_dim=16)
+    monkeypatch.setattr("specdec.building.engine_builder.run_first_requests", run_first_requests)
+    with simulated_gpu(monkeypatch), recorded_launches() as found:
+        llm = LLM(
+            tmp_path / "target",
+            tmp_path / "head",
+            **{"device": "cuda", "dtype": "bfloat16", "verify": verify, "shape": shape},
+            **{"prefill_stretch": 0, "max_model_len": 64, "max_num_seqs": 2, "block_size": 8, "adaptive_drafts": False},
+            kv_cache_memory=1 << 18,
+        )
+        at_start = set(found)
+        for seed, asked in enumerate(ASKED):
+            params = SamplingParams(seed=seed, max_tokens=4, ignore_eos=True, **asked)
+            for request in llm.new_group([5 + seed, 6, 7, 8], params).requests:
+                llm.engine.add_request(request)
+            while llm.engine.has_unfinished:
+                llm.engine.step()
+            new = [found[line].label for line in found if line not in at_start]
+            assert not new, asked
