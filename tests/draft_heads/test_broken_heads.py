@@ -241,7 +241,6 @@ FOREIGN: list[tuple[str, Damage, str]] = [
     ("official_eagle", say(model_type="mixtral", num_local_experts=8), "an EAGLE head with experts (num_local_experts"),
     ("official_eagle", gain("layers.0.mlp.experts.0.w1.weight", 2), "an EAGLE head with experts (tensor"),
     ("official_eagle3", gain("midlayer.self_attn.kv_a_proj_with_mqa.weight", 2), "an EAGLE head with latent attention"),
-    ("official_eagle3", say(quantization_config={"bits": 4}), "a quantised EAGLE head (quantization_config in"),
     ("official_eagle3", gain("midlayer.mlp.up_proj.weight_scale", 2), "a quantised EAGLE head (tensor 'midlayer.mlp"),
 ]
 
