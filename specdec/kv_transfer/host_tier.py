@@ -22,12 +22,14 @@ class _Job:
         hashes: of the wanted blocks, in order.
         blocks: host blocks that are being filled; none while the job looks up.
         searches: those that wait for it.
+        is_cut: whether host memory had no room for all that stores have.
     """
 
     number: int
     hashes: list[bytes]
     blocks: list[int] = field(default_factory=list)
     searches: "list[_Search]" = field(default_factory=list)
+    is_cut: bool = False
 
 
 @dataclass(eq=False)
@@ -40,6 +42,7 @@ class _Search:
         blocks: host blocks with their content, held for the request.
         job: what it waits for, None once the search has ended.
         deadline: when it ends at the latest, by `HostTier.clock`.
+        is_cut: whether its last job found more than host memory had room for.
     """
 
     start: int
@@ -47,6 +50,7 @@ class _Search:
     deadline: float
     blocks: list[int] = field(default_factory=list)
     job: _Job | None = None
+    is_cut: bool = False
 
 
 class HostTier:
@@ -93,6 +97,11 @@ class HostTier:
         if search is None:
             self._touch(request.block_hashes[:place])
             search = self._begin(request, place)
+        elif search.job is None:
+            # The request was not admitted since.
+            self._hold(search)
+            if search.is_cut and self.pool.num_free and self.clock < search.deadline:
+                self._look_up(search)
         if search.job is not None:
             if self.clock < search.deadline:
                 return None
@@ -165,6 +174,11 @@ class HostTier:
         search = _Search(place, request.block_hashes[place:last], self.clock + self._timeout)
         self._searches[request] = search
         self._hold(search)
+        self._look_up(search)
+        return search
+
+    def _look_up(self, search: _Search) -> None:
+        """Have stores asked for the blocks that the search lacks, if they answer."""
         rest = search.hashes[len(search.blocks) :]
         if rest and self._transfers.may_find and not self._transfers.is_stalled(self._timeout):
             job = self._by_first.get(rest[0])
@@ -174,7 +188,6 @@ class HostTier:
                 self._transfers.look_up(job.number, rest)
             job.searches.append(search)
             search.job = job
-        return search
 
     def _hold(self, search: _Search) -> None:
         """Add the blocks that host memory has by now."""
@@ -192,6 +205,7 @@ class HostTier:
 
     def _found(self, job: _Job, num_held: int) -> None:
         held = min(num_held, self.pool.num_free)
+        job.is_cut = held < num_held
         if job.searches and held:
             job.hashes, job.blocks = job.hashes[:held], self.pool.allocate(held)
             self._transfers.fetch(job.number, job.hashes, job.blocks)
@@ -212,5 +226,5 @@ class HostTier:
         if self._by_first.get(job.hashes[0]) is job:
             del self._by_first[job.hashes[0]]
         for search in job.searches:
-            search.job = None
+            search.job, search.is_cut = None, job.is_cut
             self._hold(search)

@@ -28,7 +28,7 @@ class RequestQueues:
         running: requests that hold a seat and blocks.
         waiting: requests that hold neither.
         waiting_for_kv: waiting requests whose blocks a connector is fetching (the state WAITING_FOR_KV). They delay no
-            other request.
+            other request, unless there are as many as may run.
     """
 
     def __init__(self, policy: Policy) -> None:

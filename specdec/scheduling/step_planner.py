@@ -22,7 +22,8 @@ class StepPlanner:
     Therefore no request waits for one that ranks behind it, and the first in rank advances in every step. A request is
     admitted within as many steps as all requests that rank before it have tokens, each at its longest. Tokens that are
     computed again after a preemption by a later arrival, of higher priority or of a client with fewer requests, count
-    again; so does a step whose pass was launched before the request came.
+    again; so does a step whose pass was launched before the request came. Requests whose blocks a connector fetches are
+    overtaken, until as many of them wait as may run.
 
     Admissions and preemptions update the queues.
     """
@@ -107,6 +108,8 @@ class StepPlanner:
             external = 0
         if external is None:
             self.queues.waiting_for_kv.append(self.queues.waiting.pop(step.next_waiting))
+            # Each search holds host blocks until its request is admitted.
+            step.admitting = len(self.queues.waiting_for_kv) < config.max_num_seqs
             return
         if external:
             prefix, external = manager.prefixes.without_slid(prefix, external)

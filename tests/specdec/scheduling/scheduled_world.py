@@ -205,6 +205,8 @@ class World:
         late = self.scheduler.queues.waiting_for_kv
         asked = [request for request in queued if request not in late]
         first = min(asked, key=lambda request: request.rank, default=None)
+        if self.is_unasked(first):
+            first = None
         # Those that came behind the launch of a step wait for the next one.
         self.check_plan(plan, None if plan.is_launched else first)
         # Not even one that was preempted: a beam would be scored again.
@@ -215,6 +217,15 @@ class World:
         for row in plan.rows:
             self.write(row, plan.is_launched)
         return plan
+
+    def is_unasked(self, request: Request | None) -> bool:
+        """Return whether it ranks behind as many that wait for their blocks as may run, and so is not admitted."""
+        late = self.scheduler.queues.waiting_for_kv
+        return (
+            len(late) == self.case.config.max_num_seqs
+            and request in self.scheduler.waiting
+            and all(other.rank < request.rank for other in late)
+        )
 
     def write(self, row: PlannedRow, is_launched: bool) -> None:
         """Known tokens; and junk wherever drafts may come, of the head even behind the row's own bounds.
@@ -254,7 +265,7 @@ class World:
             assert first in requests or first.num_uncached_tokens == 0
         assert rows or all(request in self.beams for request in scheduler.running)
         assert not plan.followed or len(rows) == len(scheduler.running)
-        assert rows or scheduler.running or not scheduler.waiting
+        assert rows or scheduler.running or all(map(self.is_unasked, scheduler.waiting))
         for row in rows:
             self.check_row(row)
 

@@ -183,6 +183,20 @@ def test_a_request_that_preempted_others_runs_at_once() -> None:
     assert step(scheduler) == [("p", 4)]
 
 
+def test_a_connector_fetches_for_no_more_requests_than_may_run() -> None:
+    """Each asked one costs time of the step, and holds host memory until it is admitted."""
+    connector = Mock(KVConnector, instance=True)
+    connector.get_num_new_matched_tokens.return_value = (None, True)
+    scheduler = make(max_num_seqs=3)
+    scheduler.connector = scheduler.planner.connector = connector
+    for name in "abcdefgh":
+        ask(scheduler, name, 4)
+    for count in (3, 6):
+        assert step(scheduler) == []
+        assert names(scheduler.queues.waiting_for_kv) == "abc"
+        assert connector.get_num_new_matched_tokens.call_count == count
+
+
 def test_a_priority_needs_the_policy() -> None:
     with pytest.raises(ValueError, match="priority -1 needs scheduling_policy 'priority'; it is 'fcfs'"):
         ask(make(), "a", 1, priority=-1)
