@@ -20,7 +20,7 @@ class _Job:
 
     Attributes:
         hashes: of the wanted blocks, in order.
-        blocks: host blocks that are being filled; none while the job looks up.
+        blocks: host blocks that are being filled, of the first ones; none while the job looks up.
         searches: those that wait for it.
         is_cut: whether host memory had no room for all that stores have.
     """
@@ -207,13 +207,13 @@ class HostTier:
         held = min(num_held, self.pool.num_free)
         job.is_cut = held < num_held
         if job.searches and held:
-            job.hashes, job.blocks = job.hashes[:held], self.pool.allocate(held)
-            self._transfers.fetch(job.number, job.hashes, job.blocks)
+            job.blocks = self.pool.allocate(held)
+            self._transfers.fetch(job.number, job.hashes[:held], job.blocks)
         else:
             self._end(job)
 
     def _fetched(self, job: _Job, parts: Sequence[Collection[str]]) -> None:
-        for block, block_hash, came in zip(job.blocks, job.hashes, parts, strict=True):
+        for block, block_hash, came in zip(job.blocks, job.hashes[: len(job.blocks)], parts, strict=True):
             if TARGET in came:
                 self._parts[block] = frozenset(came)
                 self.pool.register(block, block_hash)
@@ -227,4 +227,9 @@ class HostTier:
             del self._by_first[job.hashes[0]]
         for search in job.searches:
             search.job, search.is_cut = None, job.is_cut
+            before = len(search.blocks)
             self._hold(search)
+            after = len(search.blocks)
+            if search.hashes[after : after + 1] != job.hashes[after - before :][:1]:
+                # It joined by its first block, and goes on behind what both want.
+                self._look_up(search)

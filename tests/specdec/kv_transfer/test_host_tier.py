@@ -98,3 +98,17 @@ def test_an_ended_search_finds_what_has_come_to_host_memory_since() -> None:
     assert world.ask(late) == [None]
     world.answer()
     assert world.ask(early) == [3]
+
+
+def test_prompts_with_the_same_beginning_find_all_their_blocks() -> None:
+    """After a restart, conversations over one system prompt come at once; they share look-ups as far as they agree."""
+    world = World(20)
+    prompts = [prompt(1, 2, 3, 4), prompt(1, 2, 5, 6), prompt(1, 2, 5, 6, 7), prompt(1, 2), prompt(1, 2, 3)]
+    assert world.ask(*prompts) == [None] * 5
+    assert world.answer() == 1
+    assert world.ask(*prompts) == [4, None, None, 2, 3]
+    assert world.answer() == 1
+    assert world.ask(*prompts) == [4, 4, None, 2, 3]
+    assert world.answer() == 1
+    assert world.ask(*prompts) == [4, 4, 5, 2, 3]
+    assert not world.stores.lookups
