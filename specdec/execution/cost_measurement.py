@@ -29,7 +29,7 @@ CONTEXT = 128
 TOKENS = (1, 2, 4, 8, 16, 17, 32, 33, 64, 256)
 READ = (1, 4, 8, 16, 32, 64, 256)
 ROWS = (1, 8, 32)
-# A part that takes longer is not measured at larger sizes; its curve is extrapolated.
+# A part that takes longer is not measured at larger sizes than the second; its curve is extrapolated.
 LONGEST = 0.5
 
 
@@ -65,8 +65,13 @@ def _curve(ranks: Ranks, work: Callable[[int], None], sizes: Sequence[int]) -> C
     before = math.inf
     for size in sizes:
         # The first time warms up.
-        seconds[size] = first = _timed(ranks, partial(work, size))
-        if first > LONGEST:
+        first = _timed(ranks, partial(work, size))
+        if first > (LONGEST if seconds else LONG):
+            # A disturbance would end the curve, or pass for the cost of the first size.
+            first = min(first, _timed(ranks, partial(work, size)))
+        seconds[size] = first
+        # One point would say that further tokens or rows cost nothing.
+        if first > LONGEST and len(seconds) > 1:
             break
         if first <= LONG or first / size > IN_PROPORTION * before:
             times[size] = []
