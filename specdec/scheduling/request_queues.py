@@ -15,14 +15,17 @@ PRIORITY_STEPS = 1000
 # steps; its third one, within twice as many.
 TURN_STEPS = 1000
 
+_rank_of = attrgetter("rank")
+
 
 class RequestQueues:
     """Two lists in order of rank.
 
     With the policy "priority" the rank is the step of arrival plus `PRIORITY_STEPS` times the priority. With "fcfs" it
-    is the step of arrival plus `TURN_STEPS` times the requests that its client has queued already, and a client's
-    requests keep the order of their arrival. So a client with many requests delays its own: it loses seats and blocks
-    to clients that have fewer. A child ranks directly behind its parent and the parent's earlier children.
+    is the step of arrival plus `TURN_STEPS` times the requests that its client has queued already; it falls when others
+    come after some of those have ended. A client's requests keep the order of their arrival. So a client with many
+    requests delays its own: it loses seats and blocks to clients that have fewer. A child ranks directly behind its
+    parent and the parent's earlier children.
 
     Attributes:
         running: requests that hold a seat and blocks.
@@ -37,7 +40,7 @@ class RequestQueues:
         self.waiting: list[Request] = []
         self.waiting_for_kv: list[Request] = []
         self._arrivals = itertools.count()
-        # By client: its queued requests, and the last of their turns.
+        # By client: its queued requests, and the last of their turns or a later one.
         self._num_queued = Counter[str]()
         self._last_turns: dict[str, int] = {}
 
@@ -51,21 +54,40 @@ class RequestQueues:
         if self._policy == "priority":
             turn = step + PRIORITY_STEPS * request.priority
         else:
-            turn = max(self._last_turns.get(client, step), step + TURN_STEPS * self._num_queued[client])
+            turn = step + TURN_STEPS * self._num_queued[client]
+            if any(last > step + TURN_STEPS * self._num_queued[one] for one, last in self._last_turns.items()):
+                self._renew_turns(step)
             self._last_turns[client] = turn
         self._num_queued[client] += 1
         request.rank = (turn, next(self._arrivals), 0)
         self.wait(request)
 
+    def _renew_turns(self, step: int) -> None:
+        """Give requests the turns that they would have if they came now, where those are earlier.
+
+        A client's next request ranks behind its last one, which may have come when many others of it were queued.
+        """
+        places, turns = Counter[str](), dict[int, int]()
+        for request in sorted(self, key=_rank_of):
+            client, (turn, arrival, child) = request.client, request.rank
+            # Children have the turn of their parent.
+            if arrival not in turns:
+                turns[arrival] = min(turn, step + TURN_STEPS * places[client])
+                places[client] += 1
+            request.rank = (turns[arrival], arrival, child)
+            self._last_turns[client] = turns[arrival]
+        for queue in (self.running, self.waiting):
+            queue.sort(key=_rank_of)
+
     def add_child(self, parent: Request, child: Request, runs: bool) -> None:
         """Insert a child of a queued request behind it."""
         child.client, child.rank = parent.client, (parent.rank[0], parent.rank[1], next(self._arrivals))
         self._num_queued[child.client] += 1
-        insort(self.running if runs else self.waiting, child, key=attrgetter("rank"))
+        insort(self.running if runs else self.waiting, child, key=_rank_of)
 
     def wait(self, request: Request) -> None:
         """Insert a request that has its rank among the waiting ones."""
-        insort(self.waiting, request, key=attrgetter("rank"))
+        insort(self.waiting, request, key=_rank_of)
 
     def resume(self) -> None:
         """Let the requests that wait for their blocks be asked for again."""

@@ -16,7 +16,7 @@ from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.request_queues import PRIORITY_STEPS, TURN_STEPS
 from tests.specdec.fake_memory import make_request
-from tests.specdec.scheduling.scheduled_steps import ask, costs, finish, make, names, step
+from tests.specdec.scheduling.scheduled_steps import ask, costs, finish, make, names, run, step
 
 
 def test_prompts_are_split_and_outputs_go_on_beside_them() -> None:
@@ -157,6 +157,33 @@ def test_a_client_with_many_requests_delays_its_own() -> None:
     ask(scheduler, "h", 1, client="many")
     assert step(scheduler) == [("f", 1), ("b", 1), ("g", 1)]
     assert names(scheduler.waiting) == "cdeh"
+
+
+def test_a_past_burst_delays_none_of_a_clients_requests() -> None:
+    """Its last requests rank as if they came now, and its next one does not rank behind what has ended."""
+    scheduler = make(max_num_seqs=2)
+    for name in "abcdef":
+        ask(scheduler, name, 1, most=9, client="few")
+    while names(scheduler.running) != "ef":
+        step(scheduler)
+    for name in "uvwxyz":
+        ask(scheduler, name, 1, client="many")
+    ask(scheduler, "g", 1, client="few")
+    assert step(scheduler) == [("e", 1), ("u", 1)]
+    assert names(scheduler.waiting) == "fvwgxyz"
+
+
+def test_a_client_alone_is_served_in_the_order_of_arrival() -> None:
+    """Whatever it had queued before: none of its requests preempts an earlier one."""
+    scheduler, served = make(max_num_seqs=2), ""
+    for name in "abcdefghijkl":
+        ask(scheduler, name, 1, most=3)
+        if name > "f":
+            served += names([row.request for row in run(scheduler)])
+    while list(scheduler.queues):
+        served += names([row.request for row in run(scheduler)])
+    assert "".join(dict.fromkeys(served)) == "abcdefghijkl"
+    assert scheduler.stats().preemptions == 0
 
 
 @pytest.mark.parametrize(("later", "order"), [(TURN_STEPS - 1, "ba"), (TURN_STEPS, "ab")])

@@ -194,27 +194,28 @@ arrivals = st.builds(Arrival, st.sampled_from([0, 0, 0, 1, 2, 9]), lengths, most
 @settings(max_examples=num_cases(150))
 @given(cases(8, 24), st.lists(arrivals, min_size=2, max_size=12), seeds)
 def test_nobody_waits_longer_than_promised(case: Case, coming: list[Arrival], seed: int) -> None:
-    """A request waits at most as many steps as all requests that rank before it have tokens, each at its longest.
+    """A request waits at most as many steps as all that have ranked before it have tokens, each at its longest.
 
     With priorities or several clients some of those can be preempted for later arrivals; what they have lost is
     computed again. Where passes are launched ahead, one that comes behind such a launch waits a step more.
     """
     world, chance, lost = World(case, spoilt=0), random.Random(seed), 0
-    waiting: dict[Request, tuple[int, int]] = {}
+    waiting: dict[Request, tuple[int, int, set[Request]]] = {}
     for step in itertools.count():
         for arrival in coming:
             if arrival.step == step:
                 prompt = [chance.choice([0, 1]) for _ in range(arrival.length)]
                 world.add(prompt, arrival.most, arrival.priority, client=arrival.client)
-                waiting[world.requests[-1]] = (step, lost)
+                waiting[world.requests[-1]] = (step, lost, set())
+        for request, (_, _, before) in waiting.items():
+            before.update(other for other in world.requests if other.rank < request.rank)
         cached = {request: request.num_cached for request in world.scheduler.running}
         plan = world.begin()
         if case.config.scheduling_policy == "priority" or len({arrival.client for arrival in coming}) > 1:
             lost += sum(count for request, count in cached.items() if request.num_cached == 0)
         for row in plan.rows:
             if row.request in waiting:
-                came, lost_before = waiting.pop(row.request)
-                before = [other for other in world.requests if other.rank < row.request.rank]
+                came, lost_before, before = waiting.pop(row.request)
                 most = sum(other.max_length for other in before) + lost - lost_before
                 assert step - came <= most + case.ahead
         world.end(plan, chance)
