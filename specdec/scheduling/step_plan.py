@@ -147,3 +147,9 @@ class StepBudget:
         self.rows.append(PlannedRow(request, known, known == uncached and request.choices is None))
         if known == uncached:
             self.tokens -= request.least_nodes
+
+    def skip(self, lacking: int) -> None:
+        """Let requests behind the next waiting one go first, but not into its seat or the blocks that it lacks."""
+        self.next_waiting += 1
+        self.seats_kept += 1
+        self.blocks_kept += lacking

@@ -100,7 +100,8 @@ class StepPlanner:
         ahead = running[: step.next_running]
         prefix = manager.find_prefix(request)
         if manager.is_being_prefilled(request, prefix, ahead):
-            step.admitting = False
+            step.admitting = not full and step.prompt_tokens > 0
+            step.skip(self._blocks_lacking(request, prefix))
             return
         external = self._external_tokens(request, prefix)
         if external is None and step.preempted:
@@ -123,10 +124,7 @@ class StepPlanner:
         if uncached > 1 and step.prompt_tokens <= 0:
             step.admitting = False
         elif max(known, 1) < uncached and step.partial_prefills >= config.max_num_partial_prefills:
-            # Later requests may go first, but not into its seat or its blocks.
-            step.next_waiting += 1
-            step.seats_kept += 1
-            step.blocks_kept += lacking
+            step.skip(lacking)
         elif full or lacking > room or known <= 0:
             held = sum(len(other.block_table) - other.num_slid for other in running[step.next_running :])
             step.admitting = last is not None and lacking <= self._room(ahead) + held - step.blocks_kept

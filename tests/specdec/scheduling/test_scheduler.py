@@ -302,6 +302,23 @@ def test_equal_prompts_wait_for_the_first_and_then_share_it() -> None:
     assert (scheduler.stats().prefix_queries, scheduler.stats().prefix_hits) == (39, 16)
 
 
+@pytest.mark.parametrize(
+    ("limit", "value", "rows"),
+    [("max_num_seqs", 3, "ac"), ("max_num_seqs", 2, "a"), ("blocks", 11, "ac"), ("blocks", 10, "a")],
+)
+def test_a_wait_for_a_shared_prefix_is_overtaken_but_keeps_its_place(limit: str, value: int, rows: str) -> None:
+    """Others that share nothing do not wait with it, and take neither its seat nor its blocks."""
+    scheduler = make(**{limit: value}, long_prefill_token_threshold=4)
+    ask(scheduler, "a", 20, most=1)
+    scheduler.add(make_request([*range(97_000, 97_018), 1, 2], 1, request_id="b"))
+    ask(scheduler, "c", 3, most=9)
+    assert "".join(name for name, _ in step(scheduler)) == rows
+    while "b" not in (ran := "".join(name for name, _ in step(scheduler))):
+        assert scheduler.running
+    # It took the seat that was kept, and shares the prompt.
+    assert (ran[:2], scheduler.stats().prefix_hits) == ("ab", 16)
+
+
 def test_nobody_waits_for_what_is_computed_behind() -> None:
     scheduler = make(scheduling_policy="priority", long_prefill_token_threshold=4)
     for name, priority in (("l", 1), ("f", 0)):
