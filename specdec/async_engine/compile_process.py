@@ -64,6 +64,8 @@ def _serve(connection: Connection, tokens: "TokenizerInfo", setup: CompileSetup)
 
 def main() -> None:
     """Serve until the engine process has ended; end all compilations then."""
+    # A service manager sends it to all processes, and the engine may have requests to finish.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     connection = receive_end(control)
     assert connection is not None

@@ -3,7 +3,9 @@
 import logging
 import os
 import pickle
+import select
 import shutil
+import signal
 import sys
 import threading
 from contextlib import suppress
@@ -16,6 +18,8 @@ from specdec.core.garbage import no_collections
 
 # The end of standard input says that the front end's process has ended.
 _STDIN = 0
+# Seconds between looks whether it is still the parent, whose children may hold that input open.
+_LOOK = 1.0
 # Time for the last messages on the way out.
 _LINGER_MS = 2000
 
@@ -43,13 +47,15 @@ def _send_now(socket: zmq.Socket[bytes], message: FromEngine) -> None:
 
 
 def _exit_with_front_end(folder: str) -> None:
-    """Wait for the end of standard input, at which the whole process ends, whatever it is doing.
+    """Wait for the front end's end, at which the whole process ends, whatever it is doing.
 
     Args:
         folder: the connection's folder, which a killed front end leaves behind.
     """
-    while os.read(_STDIN, 1):
-        pass
+    parent, has_ended = os.getppid(), False
+    while not has_ended and os.getppid() == parent:
+        readable, _, _ = select.select([_STDIN], [], [], _LOOK)
+        has_ended = bool(readable) and not os.read(_STDIN, 1)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
@@ -80,6 +86,8 @@ def serve(setup: Setup, socket: zmq.Socket[bytes]) -> int:
 
 def main() -> None:
     """Run the engine process."""
+    # A service manager sends it to all processes of a service, and requests may have time left; see `AsyncLLM.close`.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     setup = pickle.load(sys.stdin.buffer)
     address = sys.argv[1]
     folder = os.path.dirname(address.removeprefix("ipc://"))

@@ -8,6 +8,7 @@ connection to the first rank is closed, however that happens.
 
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -78,13 +79,18 @@ def follow(launch: Launch) -> NoReturn:
     _be(met_rank(launch))
 
 
-def _be(rank: OtherRank) -> NoReturn:
+def _be(rank: OtherRank, folder: str | None = None) -> NoReturn:
     # What all ranks say is said by the first one.
     logging.getLogger("specdec").setLevel(logging.CRITICAL)
     serve(rank)
+    if folder is not None:
+        # A first rank that was killed leaves it behind.
+        shutil.rmtree(folder, ignore_errors=True)
     # Nothing is worth taking down in order, and a group whose ranks are gone may wait for them.
     os._exit(0)
 
 
 if __name__ == "__main__":
-    _be(meet(file_store(sys.argv[1]), int(sys.argv[2]), LOOPBACK))
+    # A service manager sends it to all processes, and the first rank may have requests to finish.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _be(meet(file_store(sys.argv[1]), int(sys.argv[2]), LOOPBACK), os.path.dirname(sys.argv[1]))

@@ -196,6 +196,17 @@ def test_a_process_that_is_killed_is_replaced(peer: Peer, which: str) -> None:
     assert peer.ended(2)[2][-1].finish_reason is not None
 
 
+def test_compilations_go_on_after_sigterm(peer: Peer) -> None:
+    """A service manager sends it to all processes of a service, whose requests may have time left."""
+    peer.send(add(1, [3, 4], structured(StructuredOutputsParams(choice=["before SIGTERM"]))))
+    peer.ended(1)
+    process = compile_process(peer)
+    os.kill(process, signal.SIGTERM)
+    peer.send(add(2, [3, 4], structured(StructuredOutputsParams(choice=["after SIGTERM"]))))
+    assert peer.ended(2)[2][-1].finish_reason is not None
+    assert compile_process(peer) == process
+
+
 def test_a_process_that_is_ending_is_replaced(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files are closed before it can be seen to have ended."""
     peer.send(add(1, [3, 4], structured(StructuredOutputsParams(choice=["before it ends"]))))

@@ -30,7 +30,7 @@ from tests.specdec.world import World
 pytestmark = pytest.mark.slow
 
 PROGRAM = """
-import asyncio, signal, sys
+import asyncio, os, signal, sys, time
 from specdec import AsyncLLM
 from tests.specdec.async_engine.served import ENDLESS, SETTINGS
 
@@ -38,7 +38,15 @@ async def main():
     async with AsyncLLM(sys.argv[1] + "/target", **SETTINGS) as llm:
         async for state in llm.generate([3], ENDLESS):
             if len(state.token_ids) == 1:
-                print(llm.engine_pid, flush=True)
+                child = os.fork() if sys.argv[2:] else None
+                if child == 0:
+                    # It holds the pipe to the engine process open.
+                    os.setsid()
+                    os.close(1)
+                    os.close(2)
+                    time.sleep(600)
+                    os._exit(0)
+                print(llm.engine_pid, child, flush=True)
 
 # A shell starts background jobs with the signal ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -132,6 +140,8 @@ def test_death_under_load_then_service_then_an_end_with_grace(
         short = asyncio.create_task(states_of(llm, [3, 4], SHORT))
         await asyncio.sleep(0)
         closing = asyncio.create_task(llm.close(Grace.SECONDS))
+        # As systemd does, which sends it to all processes of a service.
+        os.kill(pid, signal.SIGTERM)
         # It has finished within the time of grace, in which nothing new is taken.
         states: list[RequestOutput] = await short
         assert states[-1].token_ids == expected.token_ids
@@ -176,7 +186,7 @@ def test_the_engine_ends_with_the_front_end(
         cwd=Path(__file__).parents[3],
     )
     assert program.stdout is not None
-    pid = int(program.stdout.readline())
+    pid = int(program.stdout.readline().split()[0])
     assert is_alive(pid)
     assert len([*temporary.glob("specdec-*/engine")]) == 1
     os.killpg(program.pid, number)
@@ -185,6 +195,24 @@ def test_the_engine_ends_with_the_front_end(
     assert errors == ""
     asyncio.run(_until(lambda: not is_alive(pid)))
     assert not [*temporary.glob("specdec-*")]
+
+
+def test_the_engine_ends_with_a_front_end_whose_child_lives_on(folder: Path) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(folder), "forks"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    )
+    assert program.stdout is not None
+    pid, child = map(int, program.stdout.readline().split())
+    try:
+        program.kill()
+        program.communicate(timeout=LIMIT)
+        asyncio.run(_until(lambda: not is_alive(pid)))
+        assert is_alive(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_a_folder_that_cannot_be_loaded_is_told_in_one_line(world: World, tmp_path: Path) -> None:

@@ -28,10 +28,15 @@ def children(pid: int) -> list[int]:
 
 
 def test_a_killed_rank_ends_requests_soon_and_the_group_is_restarted(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tokens are those of one process before and after, and no process is left, though blocks were being stored."""
+    """The tokens are those of one process before and after, and no process is left, though blocks were being stored.
+
+    Nor is a folder, where the first rank is killed.
+    """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    temporary = tmp_path_factory.mktemp("t")
+    monkeypatch.setenv("TMPDIR", str(temporary))
     expected = world_tokens(world)
     connector = disk(tmp_path / "blocks")
     own = {"tensor_parallel_size": 2, "kv_transfer_config": connector, "block_size": 8}
@@ -43,9 +48,11 @@ def test_a_killed_rank_ends_requests_soon_and_the_group_is_restarted(
 
         async def killed() -> None:
             async for state in llm.generate(PROMPT, ENDLESS):
-                if len(state.outputs[0].token_ids) < 32:
-                    continue
                 (rank,) = children(llm.engine_pid or 0)
+                if len(state.outputs[0].token_ids) < 32:
+                    # The first rank decides when it ends.
+                    os.kill(rank, signal.SIGTERM)
+                    continue
                 os.kill(rank, signal.SIGKILL)
                 break
             # By its end, and not by its silence, which would be named.
@@ -63,10 +70,12 @@ def test_a_killed_rank_ends_requests_soon_and_the_group_is_restarted(
         assert llm.engine_pid is not None
         left = [llm.engine_pid, *children(llm.engine_pid)]
         assert len(left) == 2
+        (meeting,) = temporary.glob("specdec-ranks-*")
+        os.kill(llm.engine_pid, signal.SIGKILL)
     assert {file.parent.parent.name for file in tmp_path.rglob("*.kv")} == {"rank-0-of-2", "rank-1-of-2"}
     end = time.monotonic() + 60
-    while any(is_alive(pid) for pid in left):
-        assert time.monotonic() < end, "a process is left"
+    while any(is_alive(pid) for pid in left) or meeting.exists():
+        assert time.monotonic() < end, "a process or its folder is left"
         time.sleep(0.02)
 
 
