@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from specdec.core.choices import ChoiceScore
 from specdec.programs.expressions import Gen
-from specdec.programs.run_ahead import WrittenAhead
 from specdec.programs.transcript import Transcript
 
 T = TypeVar("T")
@@ -22,7 +21,6 @@ class Generated(NamedTuple):
         num_tokens: tokens of the text.
         num_prompt_tokens: tokens before it; None where an endpoint was not asked.
         num_cached_tokens: those of them that were found in the prefix cache; None where this is not known.
-        ahead: what the model wrote beyond the text; None for nothing.
     """
 
     text: str
@@ -30,7 +28,6 @@ class Generated(NamedTuple):
     num_tokens: int
     num_prompt_tokens: int | None = None
     num_cached_tokens: int | None = None
-    ahead: WrittenAhead | None = None
 
 
 class Selected(NamedTuple):

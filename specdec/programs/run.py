@@ -128,7 +128,7 @@ class Run:
     ) -> tuple[Transcript, Variable]:
         transcript.check_output()
         found = await self.backend.generate(transcript, asked, self.defaults, on_text)
-        return transcript.with_output(found.text, found.ahead), Variable(found.text, found)
+        return transcript.with_output(found.text), Variable(found.text, found)
 
     async def _select(
         self, transcript: Transcript, asked: Select, on_text: Callable[[str], None]

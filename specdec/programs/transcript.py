@@ -3,8 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from specdec.programs.run_ahead import WrittenAhead
-
 
 class ProgramMessage(NamedTuple):
     """A message of a conversation."""
@@ -21,13 +19,11 @@ class Transcript:
         messages: closed messages.
         role: role of the open message, None outside of messages.
         text: text of the open message; without messages, the whole text.
-        ahead: what an endpoint has written beyond the text.
     """
 
     messages: tuple[ProgramMessage, ...] = ()
     role: str | None = None
     text: str = ""
-    ahead: WrittenAhead | None = None
 
     @property
     def is_conversation(self) -> bool:
@@ -42,16 +38,11 @@ class Transcript:
         """
         if self.messages and self.role is None and text:
             raise ValueError(f"the text {text!r:.50} follows a message; in a conversation, put all text into roles")
-        ahead = None if self.ahead is None else self.ahead.after(text)
-        return replace(self, text=self.text + text, ahead=ahead)
+        return self.with_output(text)
 
-    def with_output(self, text: str, ahead: WrittenAhead | None = None) -> "Transcript":
-        """Return the transcript with the model's text behind it.
-
-        Args:
-            ahead: what an endpoint has written beyond it.
-        """
-        return replace(self, text=self.text + text, ahead=ahead)
+    def with_output(self, text: str) -> "Transcript":
+        """Return the transcript with the model's text behind it."""
+        return replace(self, text=self.text + text)
 
     def begun(self, role: str) -> "Transcript":
         """Return the transcript with an open message.
@@ -63,7 +54,7 @@ class Transcript:
             raise ValueError(f"a message of {role!r} begins within one of {self.role!r}; end that first")
         if self.text:
             raise ValueError(f"a message of {role!r} follows the text {self.text[-50:]!r}; put all text into roles")
-        return replace(self, role=role, ahead=None)
+        return replace(self, role=role)
 
     def ended(self) -> "Transcript":
         """Return the transcript with its open message closed."""

@@ -1,4 +1,4 @@
-"""Programs over the server: texts and scores of the engine, and running ahead as plain execution."""
+"""Programs over the server: texts and scores of the engine."""
 
 import pytest
 
@@ -40,32 +40,3 @@ def test_texts_and_scores_are_those_of_the_engine(server: Served) -> None:
         assert own.token_ids == other.token_ids
         assert own.logprobs == pytest.approx(other.logprobs, abs=1e-9)
     assert state.text() == PROMPT + first + info.text
-
-
-@pytest.mark.parametrize("in_roles", [False, True])
-def test_running_ahead_gives_the_texts_of_plain_execution(server: Served, in_roles: bool) -> None:
-    """The constant texts are what the model writes there, but for one."""
-
-    @sp.function
-    def card(s: sp.ProgramState, written: list[str]) -> None:
-        s += sp.user(PROMPT) if in_roles else PROMPT
-        constants = ["", written[0], "no", written[1], ""]
-        content: str | sp.Expression = ""
-        for number, constant in enumerate(constants):
-            content = content + constant + sp.gen(str(number), max_tokens=6, stop="e")
-        s += sp.assistant(content) if in_roles else content
-
-    with sp.Endpoint(f"{server.url}/v1") as endpoint:
-        # What follows the first part and the third.
-        written = ["", ""]
-        for place, name in ((0, "1"), (1, "4")):
-            written[place] = card.run(written, backend=endpoint, params=GREEDY)[name][:2]
-        calls = endpoint.num_calls
-        plain = card.run(written, backend=endpoint, params=GREEDY)
-        assert endpoint.num_calls - calls == 5
-    with sp.Endpoint(f"{server.url}/v1", run_ahead=20) as endpoint:
-        ahead = card.run(written, backend=endpoint, params=GREEDY)
-        assert [ahead[str(number)] for number in range(5)] == [plain[str(number)] for number in range(5)]
-        assert ahead.text() == plain.text()
-        assert endpoint.num_calls < 5
-        assert endpoint.num_served > 0
