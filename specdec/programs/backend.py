@@ -79,16 +79,24 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        # Guards the flag: what is submitted before the loop is closed runs or is cancelled, what comes later fails.
+        self._lock, self._is_closed = threading.Lock(), False
         self._thread.start()
 
     @property
     def is_running(self) -> bool:
-        """True until the loop is closed."""
-        return self._thread.is_alive()
+        """True until the loop is being closed."""
+        return not self._is_closed
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Start a coroutine."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Start a coroutine. Once the loop is being closed, the future fails with a RuntimeError."""
+        with self._lock:
+            if not self._is_closed:
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        refused = Future[T]()
+        refused.set_exception(closed_error())
+        return refused
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return a coroutine's result, for which this waits."""
@@ -107,12 +115,19 @@ class LoopThread:
     def close(self) -> None:
         """End the loop and its thread; what still runs in it is cancelled."""
         self.check_outside()
-        if not self.is_running:
-            return
-        self.run(_cancel_others())
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def closed_error() -> RuntimeError:
+    """Return what programs get whose backend is closed."""
+    return RuntimeError("the backend is closed")
 
 
 async def _cancel_others() -> None:

@@ -3,11 +3,12 @@
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from specdec.programs.backend import Backend, Generated, Selected
+from specdec.programs.backend import Backend, Generated, Selected, closed_error
 from specdec.programs.expressions import Gen, Operation, RoleBegin, RoleEnd, Select
 from specdec.programs.text_stream import TextPieces
 from specdec.programs.transcript import Transcript
@@ -59,6 +60,8 @@ class Run:
             stream: takes the text.
         """
         new = self.backend.loop.submit(self._execute(tail, operations, results, stream))
+        # Here and not in the coroutine, which never begins if the loop is closed first.
+        new.add_done_callback(partial(_fail_rest, results))
         self._tails.pop(tail, None)
         self._tails[new] = None
         return new
@@ -70,11 +73,11 @@ class Run:
             Exception: an error of its branch.
         """
         self.backend.loop.check_outside()
-        try:
-            return future.result()
-        except Exception as error:
+        error = self._error(future)
+        if error is not None:
             self._raised.append(error)
-            raise
+            raise error
+        return future.result()
 
     def finish(self) -> None:
         """Wait for all branches.
@@ -82,10 +85,19 @@ class Run:
         Raises:
             Exception: the first error that the program has not met.
         """
-        errors = [tail.exception() for tail in self._tails]
+        errors = [self._error(tail) for tail in self._tails]
         for error in errors:
             if error is not None and not any(error is one for one in self._raised):
                 raise error
+
+    def _error(self, future: "Future[Any]") -> BaseException | None:
+        """Wait for a variable or a transcript, and return its error."""
+        try:
+            return future.exception()
+        except CancelledError:
+            if self.backend.loop.is_running:
+                raise
+            return closed_error()
 
     def cancel(self) -> None:
         """End all branches."""
@@ -99,29 +111,24 @@ class Run:
         results: "Sequence[Future[Variable]]",
         stream: TextPieces,
     ) -> Transcript:
-        try:
-            transcript = await asyncio.wrap_future(tail)
-            left = iter(results)
-            for operation in operations:
-                if not isinstance(operation, Gen | Select):
-                    transcript = _with_constant(transcript, operation)
-                    if isinstance(operation, str):
-                        stream.add(None, operation)
-                    continue
-                on_text = partial(stream.add, operation.name)
-                if isinstance(operation, Gen):
-                    transcript, variable = await self._generate(transcript, operation, on_text)
-                else:
-                    transcript, variable = await self._select(transcript, operation, on_text)
+        transcript = await asyncio.wrap_future(tail)
+        left = iter(results)
+        for operation in operations:
+            if not isinstance(operation, Gen | Select):
+                transcript = _with_constant(transcript, operation)
+                if isinstance(operation, str):
+                    stream.add(None, operation)
+                continue
+            on_text = partial(stream.add, operation.name)
+            if isinstance(operation, Gen):
+                transcript, variable = await self._generate(transcript, operation, on_text)
+            else:
+                transcript, variable = await self._select(transcript, operation, on_text)
+            # The run may have been cancelled meanwhile.
+            with suppress(InvalidStateError):
                 next(left).set_result(variable)
-                stream.notify()
-            return transcript
-        except BaseException as error:
-            for result in results:
-                if not result.done():
-                    _fail(result, error)
             stream.notify()
-            raise
+        return transcript
 
     async def _generate(
         self, transcript: Transcript, asked: Gen, on_text: Callable[[str], None]
@@ -146,9 +153,12 @@ def _with_constant(transcript: Transcript, operation: str | RoleBegin | RoleEnd)
     return transcript.ended() if isinstance(operation, RoleEnd) else transcript.with_text(operation)
 
 
-def _fail(result: "Future[Variable]", error: BaseException) -> None:
-    """Have a variable's readers get the error of its branch."""
-    if isinstance(error, asyncio.CancelledError | CancelledError):
-        result.cancel()
-    else:
-        result.set_exception(error)
+def _fail_rest(results: "Sequence[Future[Variable]]", branch: "Future[Transcript]") -> None:
+    """Have readers of variables that a branch has not reached get its error."""
+    error = None if branch.cancelled() else branch.exception()
+    for result in results:
+        if error is None:
+            result.cancel()
+        else:
+            with suppress(InvalidStateError):
+                result.set_exception(error)

@@ -219,6 +219,64 @@ def test_a_function_that_raises_ends_its_requests() -> None:
         assert backend.aborted == len(backend.asked)
 
 
+def test_closing_the_backend_ends_a_batch() -> None:
+    """Also those of its programs that begin while it is being closed, or later."""
+    errors: list[BaseException | None] = []
+
+    @sp.function
+    def program(s: sp.ProgramState) -> str:
+        s += "a" + sp.gen("x")
+        return s["x"] + s.text()
+
+    def run() -> None:
+        try:
+            program.run_batch([{}] * 200, backend=backend)
+        except RuntimeError as error:
+            errors.append(error)
+
+    with EchoBackend(1000) as backend:
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        while not backend.asked:
+            time.sleep(0.001)
+        backend.loop.close()
+        thread.join(60)
+    assert not thread.is_alive()
+    assert [str(error) for error in errors] == ["the backend is closed"]
+
+
+def test_what_never_began_fails_with_its_backend() -> None:
+    backend = EchoBackend(1000)
+    is_held, is_closing, has_appended = threading.Event(), threading.Event(), threading.Event()
+
+    async def close_meanwhile() -> None:
+        """Hold the loop until it is to end everything, with a branch that has not begun."""
+        is_held.set()
+        assert is_closing.wait(60)
+
+    @sp.function
+    def program(s: sp.ProgramState) -> None:
+        s += "a" + sp.gen("x")
+        has_appended.set()
+        s.sync()
+
+    backend.loop.submit(close_meanwhile())
+    assert is_held.wait(60)
+    state = program.run(backend=backend, stream=True)
+    assert has_appended.wait(60)
+    closing = threading.Thread(target=backend.loop.close, daemon=True)
+    closing.start()
+    while backend.loop.is_running:
+        time.sleep(0.001)
+    is_closing.set()
+    for read in (lambda: state["x"], lambda: list(state.text_iter("x")), lambda: list(state.text_iter())):
+        with pytest.raises(RuntimeError, match="the backend is closed"):
+            read()
+    closing.join(60)
+    with pytest.raises(RuntimeError, match="the backend is closed"):
+        program.run(backend=backend)
+
+
 def test_text_is_read_while_it_grows(backend: EchoBackend) -> None:
     state = two_gens.run("four", backend=backend, stream=True)
     assert list(state.text_iter()) == ["four", "<", "4", ">", "-", "<", "8", ">"]
