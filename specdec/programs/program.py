@@ -103,13 +103,17 @@ class Program:
         """
         if num_threads < 1:
             raise ValueError(f"num_threads is {num_threads}; it must be at least 1")
-        with (
-            shown_progress(len(arguments), "running", not progress_bar) as advance,
-            ThreadPoolExecutor(min(num_threads, max(1, len(arguments)))) as threads,
-        ):
-            runs = [threads.submit(self.run, backend=backend, params=params, **own) for own in arguments]
-            for one in runs:
-                one.add_done_callback(lambda _: advance())
+        threads = ThreadPoolExecutor(min(num_threads, max(1, len(arguments))))
+        with shown_progress(len(arguments), "running", not progress_bar) as advance:
+            # After Ctrl-C nothing further begins, and what runs is left to the backend to end.
+            try:
+                runs = [threads.submit(self.run, backend=backend, params=params, **own) for own in arguments]
+                for one in runs:
+                    one.add_done_callback(lambda _: advance())
+                threads.shutdown()
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
         return [one.result() for one in runs]
 
 

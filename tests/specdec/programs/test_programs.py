@@ -1,6 +1,7 @@
 """Programs over a backend without a model: order, branches, roles, variables, streams and errors."""
 
 import gc
+import signal
 import subprocess
 import sys
 import threading
@@ -349,6 +350,24 @@ def test_programs_run_in_batches_and_within_each_other(backend: EchoBackend) -> 
         outer.run("a", backend=backend, params={"temperature": -1})
     with pytest.raises(ValueError, match="n is 3; a gen is one text: leave it out"):
         outer.run("a", backend=backend, params={"n": 3})
+
+
+def test_ctrl_c_begins_no_further_program_of_a_batch(backend: EchoBackend) -> None:
+    ran: list[threading.Thread] = []
+    may_end = threading.Event()
+
+    @sp.function
+    def program(s: sp.ProgramState) -> None:
+        s += "a"
+        ran.append(threading.current_thread())
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        assert may_end.wait(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        program.run_batch([{}] * 9, backend=backend, num_threads=1)
+    may_end.set()
+    ran[0].join(60)
+    assert len(ran) == 1
 
 
 def test_variables_can_be_set(backend: EchoBackend) -> None:
