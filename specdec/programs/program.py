@@ -67,6 +67,7 @@ class Program:
         return state
 
     def _run(self, run: Run, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        run.thread = threading.current_thread()
         try:
             state.ret_value = self._function(state, *args, **kwargs)
             run.finish()

@@ -33,18 +33,24 @@ class Run:
 
     Attributes:
         has_returned: whether the program's function appends nothing more.
+        thread: the one in which the function runs; None before it does.
         changed: notified of new text, and where streams of text may have ended.
     """
 
     def __init__(self, backend: Backend, defaults: Mapping[str, Any]) -> None:
         self.backend, self.defaults = backend, defaults
         self.has_returned = False
+        self.thread: threading.Thread | None = None
         self.changed = threading.Condition()
         # Ends of transcripts. One that another continues is left out: its text would stay in memory, and the other one
         # has its error.
         self._tails: dict[Future[Transcript], None] = {}
         # Errors that the program has met. The list keeps them, so that no other one gets their identity.
         self._raised: list[BaseException] = []
+
+    def appends_nothing_more(self) -> bool:
+        """Return whether the function has returned or waits for the caller, which it has called itself."""
+        return self.has_returned or threading.current_thread() is self.thread
 
     def append(
         self,

@@ -101,6 +101,8 @@ class ProgramState:
         Args:
             name: the variable; it may be appended later.
 
+        Within the program's own function, where nothing is appended meanwhile, this ends with what was appended so far.
+
         Raises:
             Exception: an error of the branch.
         """
@@ -118,7 +120,7 @@ class ProgramState:
         own = self._variables.get(name) if name is not None else None
         if isinstance(own, Future):
             return own.done()
-        return self._run.has_returned and self._tail.done()
+        return self._run.appends_nothing_more() and self._tail.done()
 
     def fork(self, size: int = 1) -> "ProgramStateGroup":
         """Return branches that continue this state, each with its own text and variables.

@@ -286,6 +286,21 @@ def test_text_is_read_while_it_grows(backend: EchoBackend) -> None:
     assert list(two_gens.run("four", backend=backend, stream=True).text_iter("b")) == ["<", "8", ">"]
 
 
+def test_a_function_reads_what_it_has_appended_so_far(backend: EchoBackend) -> None:
+    @sp.function
+    def program(s: sp.ProgramState) -> list[list[str]]:
+        s += "four" + sp.gen("a")
+        so_far = list(s.text_iter())
+        s += "!"
+        with pytest.raises(KeyError, match="no variable 'b'; there are: 'a'"):
+            list(s.text_iter("b"))
+        return [so_far, list(s.text_iter("a")), list(s.text_iter())]
+
+    state = program.run(backend=backend)
+    answer = ["<", "4", ">"]
+    assert state.ret_value == [["four", *answer], answer, ["four", *answer, "!"]]
+
+
 def test_errors_reach_the_reader_of_a_stream(backend: EchoBackend) -> None:
     @sp.function
     def program(s: sp.ProgramState) -> None:
@@ -360,7 +375,8 @@ def test_ctrl_c_begins_no_further_program_of_a_batch(backend: EchoBackend) -> No
     def program(s: sp.ProgramState) -> None:
         s += "a"
         ran.append(threading.current_thread())
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        if len(ran) == 1:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         assert may_end.wait(60)
 
     with pytest.raises(KeyboardInterrupt):
