@@ -1,6 +1,7 @@
 """An OpenAI-compatible endpoint as the backend of programs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Self
 
@@ -74,12 +75,18 @@ class Endpoint:
         SamplingParams(**given)
         is_chat = transcript.is_conversation
         body = self._named({**_fields(given), **_prompt(transcript)})
-        reply = await self._client.post("/chat/completions" if is_chat else "/completions", body)
-        choice, usage = reply["choices"][0], reply.get("usage") or {}
-        text = (choice["message"]["content"] if is_chat else choice["text"]) or ""
+        reply = await self._client.post(path := "/chat/completions" if is_chat else "/completions", body)
+        with self._reading(path, reply):
+            choice, usage = reply["choices"][0], reply.get("usage") or {}
+            text = (choice["message"]["content"] if is_chat else choice["text"]) or ""
+            if not isinstance(text, str):
+                raise TypeError("the text is none")
+            reason = choice.get("finish_reason")
+            found = Generated(text, reason, usage.get("completion_tokens", 0), usage.get("prompt_tokens"))
+        if reason in ("error", "abort"):
+            raise EndpointError(f"{self._client.url}{path}: the request ended with finish_reason {reason!r}")
         on_text(text)
-        counts = usage.get("completion_tokens", 0), usage.get("prompt_tokens")
-        return Generated(text, choice.get("finish_reason"), *counts)
+        return found
 
     async def score(self, transcript: Transcript, choices: Sequence[str]) -> list[ChoiceScore]:
         """See `Backend.score`."""
@@ -92,7 +99,17 @@ class Endpoint:
                 message = f"{error}; select needs a server with /score_choices, such as `specdec serve`"
                 raise EndpointError(message, error.status) from None
             raise
-        return [ChoiceScore(one["token_ids"], one["token_logprobs"]) for one in reply["choices"]]
+        with self._reading("/score_choices", reply):
+            return [ChoiceScore(one["token_ids"], one["token_logprobs"]) for one in reply["choices"]]
+
+    @contextmanager
+    def _reading(self, path: str, reply: Any) -> Iterator[None]:
+        """Raise an EndpointError where an answer does not have the fields that the API gives it."""
+        try:
+            yield
+        except (LookupError, TypeError, AttributeError):
+            message = f"{self._client.url}{path}: the answer lacks fields of OpenAI's API: {reply!r:.300}"
+            raise EndpointError(message) from None
 
     def _named(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return {**body, **({} if self._model is None else {"model": self._model})}

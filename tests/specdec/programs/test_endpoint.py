@@ -118,6 +118,46 @@ def test_answers_that_break_off_are_errors_of_the_endpoint(answer: bytes, messag
     assert caught.value.status == status
 
 
+LACKS = "the answer lacks fields of OpenAI's API: "
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b'{"ok": 1}', LACKS + "{'ok': 1}"),
+        (b'{"choices": []}', LACKS),
+        (b'{"choices": [{"text": 5}]}', LACKS),
+        (b'{"choices": [{"text": "a"}], "usage": [1]}', LACKS),
+        (b"[1]", LACKS + "[1]"),
+        (b'{"choices": [{"text": "a", "finish_reason": "error"}]}', "the request ended with finish_reason 'error'"),
+        (b'{"choices": [{"text": "a", "finish_reason": "abort"}]}', "the request ended with finish_reason 'abort'"),
+    ],
+)
+def test_answers_that_are_no_completions_are_errors_of_the_endpoint(
+    fake: FakeEndpoint, answer: bytes, message: str
+) -> None:
+    fake.answer = 200, answer
+    with (
+        sp.Endpoint(fake.url) as endpoint,
+        pytest.raises(sp.EndpointError, match=re.escape(f"{fake.url}/completions: {message}")),
+    ):
+        program.run(backend=endpoint)
+
+
+@pytest.mark.parametrize("answer", [b'{"ok": 1}', b'{"choices": [1]}', b"[1]"])
+def test_answers_that_are_no_scores_are_errors_of_the_endpoint(fake: FakeEndpoint, answer: bytes) -> None:
+    @sp.function
+    def choosing(s: sp.ProgramState) -> None:
+        s += "x" + sp.select("a", choices=["b", "c"])
+
+    fake.answer = 200, answer
+    with (
+        sp.Endpoint(fake.url) as endpoint,
+        pytest.raises(sp.EndpointError, match=re.escape(f"{fake.url}/score_choices: {LACKS}")),
+    ):
+        choosing.run(backend=endpoint)
+
+
 def test_endpoints_that_cannot_do_it(fake: FakeEndpoint) -> None:
     @sp.function
     def program(s: sp.ProgramState) -> None:
