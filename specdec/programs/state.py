@@ -31,7 +31,8 @@ class ProgramState:
     """
 
     def __init__(self, run: Run, tail: "Future[Transcript]", variables: Variables) -> None:
-        self._run, self._tail, self._variables = run, tail, dict(variables)
+        self._run, self._tail = run, tail
+        self._variables, self._inherited = dict(variables), dict(variables)
         self._stream = TextPieces(run.changed)
         self.ret_value: Any = None
         self._error: BaseException | None = None
@@ -130,14 +131,13 @@ class ProgramState:
         return ProgramStateGroup(self, [ProgramState(self._run, self._tail, self._variables) for _ in range(size)])
 
     def gather(self, branches: "Sequence[ProgramState]") -> None:
-        """Take over the variables that branches have added, as lists with one entry per branch that has it."""
-        names = dict.fromkeys(name for one in branches for name in one._variables if name not in self._variables)
-        for name in names:
-            found: list[Future[Variable]] = []
-            for one in branches:
-                own = one._variables.get(name, [])
-                found += own if isinstance(own, list) else [own]
-            self._variables[name] = found
+        """Take over the variables that branches have set, as lists with one entry per branch that has set it."""
+        found: dict[str, list[Future[Variable]]] = {}
+        for one in branches:
+            for name, own in one._variables.items():
+                if own is not one._inherited.get(name):
+                    found.setdefault(name, []).extend(own if isinstance(own, list) else [own])
+        self._variables |= found
 
     def role(self, name: str) -> AbstractContextManager[None]:
         """Return a context in which appended text belongs to a message of a role."""
@@ -209,7 +209,7 @@ class ProgramStateGroup:
         return self
 
     def join(self) -> None:
-        """Give the state the variables that its branches have added, as lists with one text per branch.
+        """Give the state the variables that its branches have set, as lists with one text per branch.
 
         The state's own text goes on where it was. This waits for nothing.
         """

@@ -68,6 +68,24 @@ def test_branches_run_at_once_and_join_as_lists(size: int) -> None:
         assert [info.text for info in state.get_meta_info("part")] == parts  # type: ignore[union-attr]
 
 
+def test_a_second_join_of_a_name_replaces_the_first(backend: EchoBackend) -> None:
+    @sp.function
+    def program(s: sp.ProgramState) -> list[Any]:
+        joined = []
+        for size in (2, 3):
+            s += "." + sp.gen("own")
+            forks = s.fork(size)
+            for number, fork in enumerate(forks):
+                fork += str(number) * (1 + number) + sp.gen("part")
+            s.set_var("own", "set behind the fork")
+            forks.join()
+            joined.append(s["part"])
+        return [*joined, s["own"]]
+
+    state = program.run(backend=backend)
+    assert state.ret_value == [["<5>", "<6>"], ["<9>", "<10>", "<11>"], "set behind the fork"]
+
+
 def test_a_group_appends_to_each_branch(backend: EchoBackend) -> None:
     @sp.function
     def program(s: sp.ProgramState) -> list[str]:
