@@ -117,9 +117,13 @@ def gen(
         params: further fields of `SamplingParams`, such as `temperature`.
 
     Raises:
-        ValueError: a parameter that is unknown, or outside its range.
+        ValueError: a parameter that is unknown, outside its range, or without effect beside `choices`.
     """
     if choices is not None:
+        others = {"max_tokens": max_tokens, "stop": stop, "regex": regex, "json_schema": json_schema, **params}
+        for field, value in others.items():
+            if field in params or value is not None:
+                raise ValueError(f"{field} is {value!r:.50}; it has no effect beside choices: leave it out")
         return select(name, choices, choices_method)
     form = None
     if regex is not None or json_schema is not None:

@@ -127,7 +127,12 @@ class ProgramState:
         """Return branches that continue this state, each with its own text and variables.
 
         They begin at its present end, and see nothing that is appended later. The engine computes what they share once.
+
+        Raises:
+            ValueError: a negative size.
         """
+        if size < 0:
+            raise ValueError(f"size is {size}; it must be a number of branches from 0")
         return ProgramStateGroup(self, [ProgramState(self._run, self._tail, self._variables) for _ in range(size)])
 
     def gather(self, branches: "Sequence[ProgramState]") -> None:
@@ -168,8 +173,10 @@ class ProgramState:
 @contextmanager
 def _message(state: ProgramState, role: str) -> Iterator[None]:
     state += Expression((RoleBegin(role),))
-    yield
-    state += Expression((RoleEnd(),))
+    try:
+        yield
+    finally:
+        state += Expression((RoleEnd(),))
 
 
 class ProgramStateGroup:
@@ -195,15 +202,27 @@ class ProgramStateGroup:
     def __getitem__(self, key: str) -> list[Any]: ...
 
     def __getitem__(self, key: int | str) -> ProgramState | list[Any]:
-        """Return a branch by its number, or all branches' values of a variable."""
+        """Return a branch by its number, or all branches' values of a variable.
+
+        Raises:
+            TypeError: neither a number nor a name.
+        """
+        if not isinstance(key, int | str):
+            raise TypeError(f"a group has no {key!r}; give a branch's number or a variable's name, or use `branches`")
         return self.branches[key] if isinstance(key, int) else [branch[key] for branch in self.branches]
 
     def __iadd__(self, other: Appended | Sequence[Appended] | Callable[[int], Appended]) -> Self:
-        """Append to each branch: the same, the entry of a list, or what a function of the branch's number returns."""
+        """Append to each branch: the same, the entry of a list, or what a function of the branch's number returns.
+
+        Raises:
+            ValueError: a list without one entry for each branch.
+        """
         if callable(other):
             other = [other(number) for number in range(len(self))]
         if isinstance(other, str | Expression):
             other = [other] * len(self)
+        if len(other) != len(self):
+            raise ValueError(f"a list of {len(other)} is appended to {len(self)} branches; give one entry for each")
         for branch, own in zip(self.branches, other, strict=True):
             branch += own
         return self

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -103,6 +104,21 @@ def test_a_group_appends_to_each_branch(backend: EchoBackend) -> None:
     assert state.text() == "x"
 
 
+def test_wrong_uses_of_a_group_are_refused(backend: EchoBackend) -> None:
+    @sp.function
+    def program(s: sp.ProgramState) -> list[str]:
+        forks = s.fork(3)
+        with pytest.raises(ValueError, match="a list of 2 is appended to 3 branches; give one entry for each"):
+            forks += ["a", "b"]
+        with pytest.raises(TypeError, match=r"a group has no slice\(1, None, None\); give a branch's number"):
+            forks[1:]  # type: ignore[call-overload]
+        with pytest.raises(ValueError, match="size is -1; it must be a number of branches from 0"):
+            s.fork(-1)
+        return [fork.text() for fork in forks]
+
+    assert program.run(backend=backend).ret_value == ["", "", ""]
+
+
 def test_select_takes_a_choice_and_keeps_the_scores(backend: EchoBackend) -> None:
     @sp.function
     def program(s: sp.ProgramState) -> None:
@@ -152,6 +168,18 @@ def test_roles_make_a_conversation(backend: EchoBackend) -> None:
     assert backend.asked[1].messages[-1] == ProgramMessage("user", "And now?")
 
 
+def test_an_error_within_a_message_ends_the_message(backend: EchoBackend) -> None:
+    @sp.function
+    def program(s: sp.ProgramState) -> None:
+        with suppress(LookupError), s.user():
+            s += "Hi"
+            raise LookupError("of the program's own")
+        s += sp.assistant(sp.gen("answer"))
+
+    state = program.run(backend=backend)
+    assert [message["role"] for message in state.messages()] == ["user", "assistant"]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -180,6 +208,8 @@ def test_misplaced_text_is_refused(backend: EchoBackend, content: Expression, me
         (lambda: sp.gen(regex="a", json_schema={}), "structured_outputs has json and regex"),
         (lambda: sp.select("a", choices=[]), "choices is \\[\\]"),
         (lambda: sp.gen("a", choices=["a", ""]), "choices holds an empty one"),
+        (lambda: sp.gen("a", choices=["a"], typo=3), "typo is 3; it has no effect beside choices: leave it out"),
+        (lambda: sp.gen("a", max_tokens=-5, choices=["a"]), "max_tokens is -5; it has no effect beside choices"),
         (lambda: sp.gen() + 5, "a program appends 5; it must be text, gen, select or a role"),  # type: ignore[operator]
     ],
 )
