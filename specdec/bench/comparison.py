@@ -128,8 +128,7 @@ def compare(comparison: Comparison, advance: Callable[[], None] = lambda: None) 
     check_tokenizer(configs[PLAIN][0].model)
     engines = {label: LLM(config.model, config.sources, **own) for label, (config, own) in configs.items()}
     plain = engines[PLAIN]
-    inputs = [one.for_engine(plain, comparison.chat) for one in comparison.prompts]
-    prompts = [plain.request_maker.add(each, comparison.params).prompt for each in inputs]
+    prompts = [one.for_engine(plain, comparison.chat, comparison.params) for one in comparison.prompts]
     contenders: dict[str, Contender] = {
         label: EngineContender(llm, comparison.params) for label, llm in engines.items()
     }

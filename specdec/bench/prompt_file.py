@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.llama.unreadable_files import missing_path
 from specdec.kernels.types.settings import check_text
 
@@ -23,37 +24,46 @@ class GivenPrompt(NamedTuple):
         text: the prompt's text; of a conversation, its last message.
         messages: the conversation, None for plain text.
         category: its kind of text, for figures per category; empty if none is given.
+        place: file and line; empty for none.
     """
 
     text: str
     messages: list[dict[str, str]] | None = None
     category: str = ""
+    place: str = ""
 
-    def for_engine(self, llm: "LLM", chat: bool | None) -> str | list[int]:
-        """Return the prompt as `llm` takes it.
+    def for_engine(self, llm: "LLM", chat: bool | None, params: SamplingParams) -> list[int]:
+        """Return the prompt's tokens, which `llm` takes with these parameters.
 
         Args:
             chat: whether plain text goes through the chat template; None if there is one.
 
         Raises:
-            ValueError: the chat template is needed but missing.
+            ValueError: the chat template is needed but missing, or the engine refuses the prompt; names the place.
         """
         if chat is None:
             chat = llm.tokenizer is not None and llm.tokenizer.has_chat_template
-        if self.messages is None and not chat:
-            return self.text
-        return llm.chat_prompt(self.messages or [{"role": "user", "content": self.text}])
+        try:
+            if self.messages is None and not chat:
+                return llm.request_maker.add(self.text, params).prompt
+            prompt = llm.chat_prompt(self.messages or [{"role": "user", "content": self.text}])
+            return llm.request_maker.add(prompt, params).prompt
+        except ValueError as error:
+            raise ValueError(f"{self.place}: {error}" if self.place else str(error)) from None
 
 
-def read_prompt_file(file: Path, raw: bool, option: str, known: Sequence[str] = ()) -> list[GivenPrompt]:
+def read_prompt_file(
+    file: Path, raw: bool, option: str, known: Sequence[str] = (), *, is_dataset: bool = False
+) -> list[GivenPrompt]:
     """Read the prompts of a file; at least one, none empty.
 
     Args:
         file: JSONL with `prompt`, `messages`, `conversation` or `turns` in each line; `category` is optional. Of
-            `turns`, and of several messages that are all a user's (SPEED-Bench), the first is taken.
+            `turns` the first is taken.
         raw: refuse conversations, because they need a chat template.
         option: the command's option that names the file.
         known: words that the option takes in place of a file.
+        is_dataset: whether messages that are all a user's are turns, as in SPEED-Bench, of which the first is taken.
 
     Raises:
         ValueError: no usable prompt; names the place and the remedy.
@@ -70,7 +80,7 @@ def read_prompt_file(file: Path, raw: bool, option: str, known: Sequence[str] = 
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                prompts.append(_parse(line, raw))
+                prompts.append(_parse(line, raw, is_dataset)._replace(place=f"{file}, line {number}"))
             except ValueError as error:
                 raise ValueError(f"{file}, line {number}: {error}") from None
     if not prompts:
@@ -78,7 +88,7 @@ def read_prompt_file(file: Path, raw: bool, option: str, known: Sequence[str] = 
     return prompts
 
 
-def _parse(line: str, raw: bool) -> GivenPrompt:
+def _parse(line: str, raw: bool, is_dataset: bool) -> GivenPrompt:
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:
@@ -96,7 +106,7 @@ def _parse(line: str, raw: bool) -> GivenPrompt:
         if raw:
             raise ValueError("messages need the chat template; leave out --raw, or give prompt")
         messages = _messages(key, value[key])
-        if all(message["role"] == "user" for message in messages):
+        if is_dataset and all(message["role"] == "user" for message in messages):
             messages = messages[:1]
         text = messages[-1]["content"]
     elif "turns" in value:

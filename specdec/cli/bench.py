@@ -177,7 +177,7 @@ def _prompts(given: BenchSettings, raw: bool) -> list[GivenPrompt]:
     file = DEMO_PROMPTS if given.dataset == "demo" else Path(given.dataset)
     counts: Counter[str] = Counter()
     chosen = []
-    for prompt in read_prompt_file(file, raw, "--dataset", ("demo",)):
+    for prompt in read_prompt_file(file, raw, "--dataset", ("demo",), is_dataset=True):
         counts[prompt.category] += 1
         if given.num_prompts is None or counts[prompt.category] <= given.num_prompts:
             chosen.append(prompt)

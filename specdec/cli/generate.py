@@ -84,7 +84,7 @@ def generate(
     plain_llm = model_options.without_drafts(llm.config.model).load() if compare else None
     params = model_options.params(llm)
     view = JsonView(given, compare) if as_json else TextView(given, drafting=draft != "none")
-    inputs = [one.for_engine(llm, chat) for one in given]
+    inputs = [one.for_engine(llm, chat, params) for one in given]
     if trace is None:
         raise typer.Exit(_run(llm, plain_llm, inputs, params, view))
     from specdec.cli.trace_file import TraceFile

@@ -74,7 +74,7 @@ def _measure(llm: "LLM", prompts: list[GivenPrompt], params: SamplingParams) -> 
     cost, trees = llm.engine.scheduler.step_cost, []
     assert cost is not None
     for prompt in prompts:
-        states = list(llm.stream(prompt.for_engine(llm, None), params, trace=True))
+        states = list(llm.stream(prompt.for_engine(llm, None, params), params, trace=True))
         trees += [step.trace for step in states[-1].outputs[0].steps if step.trace is not None and step.trace.tokens]
     if len(trees) < 2:
         raise ValueError(f"{len(trees)} draft trees were verified; give longer answers by --max-tokens")

@@ -49,7 +49,7 @@ def trace(
 
     llm = model_options.load()
     params = model_options.params(llm)
-    batch = run_batch(llm, [given.for_engine(llm, chat)], [params], "answering", trace=True)
+    batch = run_batch(llm, [given.for_engine(llm, chat, params)], [params], "answering", trace=True)
     answer, cut = batch.answers[0].output, batch.answers[0].cut
     if answer.error is not None:
         raise ValueError(answer.error)

@@ -21,9 +21,13 @@ def test_the_first_turn_of_each_line_is_the_prompt() -> None:
     lines = [json.loads(line) for line in FILE.read_text().splitlines()]
     assert any(len(line["messages"]) > 2 for line in lines)
     firsts = [line["messages"][0] for line in lines]
-    assert read_prompt_file(FILE, False, "--dataset") == [
-        GivenPrompt(first["content"], [first], line["category"]) for first, line in zip(firsts, lines, strict=True)
+    assert read_prompt_file(FILE, False, "--dataset", is_dataset=True) == [
+        GivenPrompt(first["content"], [first], line["category"], f"{FILE}, line {number}")
+        for number, (first, line) in enumerate(zip(firsts, lines, strict=True), 1)
     ]
+    # `generate --prompts` answers the conversation as it stands.
+    for prompt, line in zip(read_prompt_file(FILE, False, "--prompts"), lines, strict=True):
+        assert (prompt.messages, prompt.text) == (line["messages"], line["messages"][-1]["content"])
 
 
 def test_figures_are_told_for_each_kind(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:

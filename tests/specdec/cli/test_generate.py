@@ -63,6 +63,14 @@ def test_streamed_text_is_the_text_of_json(run: Run) -> None:
     assert f"; tau {answer['tau']:.2f} (trees of {answer['tree']}): " in summary
 
 
+def test_all_messages_of_a_user_are_the_prompt(run: Run, tiny: Tiny, jsonl: Callable[..., Path]) -> None:
+    messages = [{"role": "user", "content": text} for text in ("Hi", "Bye")]
+    (answer,) = run("--prompts", jsonl({"messages": messages}), "--json").objects
+    llm = LLM(tiny.target, draft=None, dtype="float64", device="cpu")
+    (plain,) = llm.chat([messages], SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
+    assert (answer["prompt"], answer["token_ids"]) == ("Bye", plain.token_ids)
+
+
 def test_figures_of_the_last_line_agree(run: Run, jsonl: Callable[..., Path]) -> None:
     for line in (run("Hello").out, run("--prompts", jsonl({"prompt": "Hi"}, {"prompt": "Bye"})).out):
         found = re.search(

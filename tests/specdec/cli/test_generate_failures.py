@@ -191,6 +191,15 @@ def test_bad_line_is_named(run: Run, jsonl: Callable[..., Path], line: object, n
     assert f"{file}, {named}" in result.err
 
 
+def test_a_prompt_that_the_engine_refuses_is_named_by_its_line(run: Run, jsonl: Callable[..., Path]) -> None:
+    file = jsonl({"prompt": "fine"}, "", {"prompt": "hi " * 200})
+    result = run("--prompts", file)
+    assert (result.code, result.out) == (2, "")
+    assert f"{file}, line 3: " in result.err
+    assert "the context is 256" in result.err
+    assert result.err.count("\n") == 1
+
+
 def test_empty_prompts_file(run: Run, jsonl: Callable[..., Path]) -> None:
     file = jsonl("", "")
     result = run("--prompts", file)
