@@ -52,6 +52,6 @@ class Screen:
         self.console.print(Segments(segments), soft_wrap=True, end="")
 
     def write_legend(self) -> None:
-        """Say on a terminal what the colours mean."""
-        if self.console.is_terminal:
+        """Say on a terminal with colours what they mean."""
+        if self.console.is_terminal and self.console.color_system and not self.console.no_color:
             self.write(("accepted from the draft", ACCEPTED), (" · ", DIM), ("the target's own\n\n", OWN))

@@ -57,6 +57,10 @@ def trace(
     # The file may be passed on, so it does not name the folders of this machine.
     name = "demo" if llm.config.model == DEMO / "target" else shown_name(llm.config.model)
     page = recorded_page(name, given.text, reporter.new_steps(answer), cut)
-    output.write_text(page, encoding="utf-8")
+    try:
+        output.write_text(page, encoding="utf-8")
+    except OSError as error:
+        typer.echo(f"{answer.text}\n\n{summary(batch)}")
+        raise ValueError(f"--output {output}: cannot be written: {error.strerror}") from None
     typer.echo(f"{summary(batch)}\n{output}")
     raise typer.Exit(130 if batch.interrupted else 0)

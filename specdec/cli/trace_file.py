@@ -25,10 +25,12 @@ class TraceFile:
         params: parameters of all prompts.
 
     Raises:
-        ValueError: the file cannot be written.
+        ValueError: the file cannot be written; at the end of its context, if that shows later.
     """
 
     def __init__(self, file: Path, llm: "LLM", params: SamplingParams) -> None:
+        self._file = file
+        self._error: OSError | None = None
         try:
             self._lines = file.open("w", encoding="utf-8")
         except OSError as error:
@@ -44,10 +46,24 @@ class TraceFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lines.close()
+        try:
+            self._lines.close()
+        except OSError as failed:
+            self._error = failed
+        if self._error is not None and kind is None:
+            raise ValueError(f"--trace {self._file}: cannot be written: {self._error.strerror}")
 
     def add(self, prompt: int, output: RequestOutput) -> None:
-        """Write the steps that a state of a prompt's request has and the one before had not."""
+        """Write the steps that a state of a prompt's request has and the one before had not.
+
+        If that fails, the answers go on, and leaving the context raises the error.
+        """
+        try:
+            self._add(prompt, output)
+        except OSError as error:
+            self._error = error
+
+    def _add(self, prompt: int, output: RequestOutput) -> None:
         if prompt not in self._reporters:
             self._reporters[prompt] = StepReporter(self._tokenizer, self._params)
         for report in self._reporters[prompt].new_steps(output.outputs[0]):

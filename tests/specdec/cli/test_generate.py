@@ -71,6 +71,13 @@ def test_all_messages_of_a_user_are_the_prompt(run: Run, tiny: Tiny, jsonl: Call
     assert (answer["prompt"], answer["token_ids"]) == ("Bye", plain.token_ids)
 
 
+def test_the_legend_stands_where_there_are_colours(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "accepted from the draft" in run("Hello").out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "accepted from the draft" not in run("Hello").out
+
+
 def test_figures_of_the_last_line_agree(run: Run, jsonl: Callable[..., Path]) -> None:
     for line in (run("Hello").out, run("--prompts", jsonl({"prompt": "Hi"}, {"prompt": "Bye"})).out):
         found = re.search(

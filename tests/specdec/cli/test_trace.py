@@ -72,6 +72,21 @@ class Blocks(HTMLParser):
             self.blocks[self._open] += data
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize(("command", "option"), [("generate", "--trace"), ("trace", "--output")])
+def test_a_file_that_cannot_be_written_in_the_end_leaves_the_answer(
+    run: Run, tiny: Tiny, command: str, option: str
+) -> None:
+    (expected,) = [
+        json.loads(line) for line in run("generate", "Hello", "--json", "--draft", tiny.head).out.splitlines()
+    ]
+    prompt = ["--prompt", "Hello"] if command == "trace" else ["Hello"]
+    result = run(command, *prompt, "--draft", tiny.head, option, "/dev/full")
+    assert result.code == 2
+    assert result.err == f"specdec: {option} /dev/full: cannot be written: No space left on device\n"
+    assert result.out.startswith(expected["text"] + "\n\n24 tokens, ")
+
+
 def test_the_file_holds_every_step_of_every_answer(run: Run, tiny: Tiny, tmp_path: Path) -> None:
     prompts, file = tmp_path / "prompts.jsonl", tmp_path / "steps.jsonl"
     prompts.write_text('{"prompt": "Hello"}\n{"prompt": "Bye"}\n')
