@@ -359,7 +359,8 @@ class EngineConfig:
         """
         if self.max_model_len is not None and self.max_model_len > most:
             raise ValueError(
-                f"max_model_len {self.max_model_len} is more than the model's max_position_embeddings {most}"
+                f"max_model_len {self.max_model_len} is more than the model's max_position_embeddings {most}; "
+                "give that at most, or leave it out"
             )
         if most < 2:
             raise ValueError(f"the model's max_position_embeddings is {most}; a prompt and an answer need at least 2")

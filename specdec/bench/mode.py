@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, get_origin
 
 from specdec.config import EngineConfig
@@ -76,6 +77,10 @@ def _parse_mode(text: str) -> Mode:
             f"--draft is {text!r}; it must be eagle, ngram, suffix, or a folder, or eagle,ngram, with or without "
             "settings"
         )
+    source, colon, tail = head.rpartition(":")
+    # Of a path, checkpoint errors say more.
+    if not given and colon and "/" not in head and not Path(head).exists():
+        raise ValueError(f"--draft {text!r}: {tail!r} is no setting of {source}; write KEY=VALUE, separated by commas")
     mode = Mode(text, None if head in ("none", PLAIN) else head)
     if mode.draft is None and not given:
         raise ValueError(f"--draft {text!r}: plain decoding is always measured; leave it out")

@@ -13,6 +13,7 @@ from rich.table import Table
 from specdec.building.named_checkpoints import head_path
 from specdec.core.device import name_of
 from specdec.core.outputs import taus_in_words
+from specdec.draft_heads.drafting.chain_sources import SOURCES
 from specdec.draft_heads.formats.head_kind import HeadDescription
 from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.formats.tap_ids import KEY, Taps
@@ -57,6 +58,8 @@ class Inspection:
         Raises:
             CheckpointError: no supported head, or one that does not fit the target, with the reason.
         """
+        if head in SOURCES and not Path(head).exists():
+            raise CheckpointError(f"{head}: a draft source without weights; give the folder or hub name of a head")
         folder = head_path(head)
         if holds_llama(folder):
             raise CheckpointError(f"{folder}: a whole model and no head; given to --draft it drafts as it is")

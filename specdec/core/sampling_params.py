@@ -41,7 +41,7 @@ class SamplingParams:
 
     n: int = setting(1, "Independent outputs of a prompt.", least=1, most=16384, flags="")
     temperature: float = setting(
-        1.0, "0 for greedy decoding, higher for more variety.", least=0, wanted="0 or more", short="-t"
+        1.0, "0 for greedy decoding, higher for more variety.", least=0, wanted="0 or more and finite", short="-t"
     )
     top_p: float = setting(1.0, "Probability mass to sample from, above 0 and at most 1.", above=0, most=1)
     top_k: int = setting(

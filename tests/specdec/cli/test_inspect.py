@@ -188,6 +188,7 @@ def test_a_terminal_gets_tables(run: Run, heads: Path, monkeypatch: pytest.Monke
     ("folder", "named"),
     [
         ("/no/such", "/no/such: no such folder"),
+        ("ngram", "ngram: a draft source without weights; give the folder or hub name of a head"),
         ("{tmp}", "{tmp}: not a checkpoint: it holds no config.json"),
         ("{target}", "{target}: a whole model and no head; given to --draft it drafts as it is"),
         ("{heads}/medusa", "{heads}/medusa: a Medusa head (medusa_num_heads in config.json) is not supported"),

@@ -99,7 +99,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "cache: unit": (["--kv-cache-memory", "4 gigs"], "kv_cache_memory is '4 gigs'; .* bytes, or a size such as 4GiB"),
     "ranks": (["--tensor-parallel-size", "3"], "tensor_parallel_size is 3; it must divide the model's \\d attention"),
-    "context": (["--max-model-len", "9999"], "max_model_len 9999 is more than the model's max_position_embeddings 256"),
+    "context": (["--max-model-len", "9999"], "is more than the model's max_position_embeddings 256; give that at most"),
     "trace": (["--trace", "{0}/nowhere/t.jsonl"], "--trace {0}/nowhere/t.jsonl: {0}/nowhere is no folder; create it"),
     "prompts": (["--prompts", "{0}/target/tokeniser.json"], "no such file; the nearest is {0}/target/tokenizer.json"),
 }

@@ -27,7 +27,7 @@ def refused(name: str, values: list[object], wanted: str) -> list[tuple[dict[str
     ("values", "message"),
     [
         *refused("n", [0, -3, 16385], "at least 1 and at most 16384"),
-        *refused("temperature", [-0.1, NAN, INF, -INF], "0 or more"),
+        *refused("temperature", [-0.1, NAN, INF, -INF], "0 or more and finite"),
         *refused("top_p", [0.0, -0.5, 1.0001, NAN, INF], TOP_P),
         *refused("top_k", [-2], "at least 1, or 0 or -1 for all tokens"),
         *refused("min_p", [-0.1, 1.1, NAN, INF], SHARE),
