@@ -66,7 +66,9 @@ class EngineConfig:
         panel="Drafts",
     )
     speculative_method: str | None = setting(
-        None, "What `speculative_config` says the draft model is; one of another kind drafts, and is told of.", flags=""
+        None,
+        "Method named in `speculative_config`. A checkpoint of another kind still drafts, with a warning.",
+        flags="",
     )
     chains: tuple[str, ...] = setting(
         (),
@@ -116,7 +118,7 @@ class EngineConfig:
     )
     seed: int | None = setting(
         None,
-        "Seed of the seeds of requests that bring none: the same requests in the same order get the same.",
+        "Base seed for requests without one. The same requests in the same order get the same outputs.",
         least=0,
         most=MAX_WHOLE,
         wanted="between 0 and 2^63 - 1",

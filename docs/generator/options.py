@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from docs.generator.regions import table
+from specdec.cli.model_options import DRAFT_HELP
 from specdec.config import EngineConfig
 from specdec.core.request_limits import RequestLimits
 from specdec.core.sampling_params import BeamSearchParams, SamplingParams
@@ -106,4 +107,5 @@ PARTS: dict[str, Callable[[], str]] = {
     **{f"options-{name}": partial(other_options_table, name) for name in BESIDE_GENERATE},
     f"options-{BENCH}": bench_table,
     **{name: partial(settings_table, *owners) for name, owners in OWNERS.items()},
+    "draft-help": lambda: DRAFT_HELP,
 }

@@ -86,7 +86,7 @@ def serve(
         typer.Option(
             metavar="N",
             rich_help_panel="Server",
-            help="Most waiting requests, besides a first one of each client; more get 503; default: no limit.",
+            help="Most waiting requests; each client's first does not count. Others get 503; default: no limit.",
         ),
     ] = None,
     scheduling_policy: Annotated[
@@ -142,7 +142,7 @@ def serve(
             "-s",
             metavar="N",
             rich_help_panel="Engine",
-            help="Seed of the seeds of requests that bring none: the same requests in the same order get the same; "
+            help="Base seed for requests without one. The same requests in the same order get the same outputs; "
             "default: drawn anew.",
         ),
     ] = None,

@@ -91,7 +91,9 @@ class SamplingParams:
         None, "Likeliest tokens whose log-probabilities are returned per generated token; -1 for all.", **_SCORED
     )
     prompt_logprobs: int | None = setting(
-        None, "The same number per prompt token, of log-probabilities before any parameter is applied.", **_SCORED
+        None,
+        "Number of most likely tokens reported per prompt token; log-probabilities are before any parameter.",
+        **_SCORED,
     )
     skip_special_tokens: bool = setting(True, "Leave special tokens out of the text.", flags="")
     kept_special_tokens: Sequence[int] | None = setting(

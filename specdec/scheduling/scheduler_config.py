@@ -29,8 +29,8 @@ class SchedulerConfig:
     )
     prefill_stretch: float = setting(
         1.75,
-        "A prompt may make a step of decoding requests at most this many times as long, by measured costs; each "
-        "further prompt adds as much time; 0: no limit.",
+        "Longest allowed step while others decode, as a multiple of its time without prompts, by measured costs; each "
+        "further prompt adds as much; 0: no limit.",
         wanted="above 1, or 0 for no limit",
         least=0,
     )
@@ -46,7 +46,7 @@ class SchedulerConfig:
     )
     max_queued_requests: int | None = setting(
         None,
-        "Most waiting requests, besides a first one of each client; None: no limit.",
+        "Most waiting requests; each client's first does not count. Others get 503.",
         least=1,
         wanted="at least 1, or None",
         flags="",
