@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 from specdec.building.draft_check import PROMPT, check_first_drafts
-from specdec.building.first_requests import run_first_requests
+from specdec.building.first_requests import first_kinds, run_first_requests
 from specdec.building.host_memory import check_cache
 from specdec.building.memory_profile import Rehearsal, cache_bytes, small_cache
 from specdec.building.tap_probe import questions
@@ -139,7 +139,8 @@ class EngineBuilder:
         scheduler = self._scheduler(executor, None, measures=False, gives_back=False)
         engine = LLMEngine(scheduler, executor, self.kernels, self.config, self._requests)
         entries = max(self.sizes.entries, self.sizes.shape.nodes)
-        run_first_requests(engine, self.workers.longest, entries, self.sizes.shape.depth)
+        kinds = self._ranks.decide(lambda: first_kinds(self.sizes.shape.depth))
+        run_first_requests(engine, kinds, self.workers.longest, entries)
         logger.info("first requests ended after %.1f s", time.perf_counter() - began)
 
     def _check_drafts(self, executor: Executor) -> None:

@@ -42,7 +42,18 @@ def made_request(
     )
 
 
-def run_first_requests(engine: LLMEngine, longest: int, entries: int, depth: int) -> None:
+def first_kinds(depth: int) -> list[tuple[Sampling, int]]:
+    """Return how each request is sampled, and its number of new tokens.
+
+    Args:
+        depth: levels of draft trees.
+    """
+    kinds = [(sampling, STEPS * (1 + depth)) for sampling in PLAIN]
+    # A token after the prompt, the levels, and the target's own behind them.
+    return kinds + [(sampling, levels + 2) for levels in range(1, depth + 1) for sampling in EDITED]
+
+
+def run_first_requests(engine: LLMEngine, kinds: Sequence[tuple[Sampling, int]], longest: int, entries: int) -> None:
     """Have requests of all kinds decode, one at a time; what they leave in the cache is not published.
 
     Kernels are compiled at their first launch, of each type of scores anew, which takes seconds where a vocabulary is
@@ -50,16 +61,13 @@ def run_first_requests(engine: LLMEngine, longest: int, entries: int, depth: int
 
     Args:
         engine: an idle one, which is not used afterwards. On several ranks all run the same.
+        kinds: of `first_kinds`.
         longest: limit of a request's tokens.
         entries: cache entries of a request's drafts.
-        depth: levels of its trees.
     """
     cache = engine.worker.cache
     cache.apply_moves([BlockMove(MoveKind.COPY, cache.null_block, cache.null_block)])
     room = min(longest, cache.num_blocks * cache.block_size // 2 - entries)
-    kinds = [(sampling, STEPS * (1 + depth)) for sampling in PLAIN]
-    # A token after the prompt, the levels, and the target's own behind them.
-    kinds += [(sampling, levels + 2) for levels in range(1, depth + 1) for sampling in EDITED]
     for number, (sampling, tokens) in enumerate(kinds):
         if PROMPT + tokens > room:
             continue
