@@ -112,26 +112,21 @@ def gen(
         stop: texts before which it ends.
         regex: regular expression that it matches.
         json_schema: JSON schema that it follows.
-        choices: makes it a `select` among these.
+        choices: makes it a `select` among these; the parameters after `name` have no effect then.
         choices_method: see `select`.
         params: further fields of `SamplingParams`, such as `temperature`.
 
     Raises:
-        ValueError: a parameter that is unknown, outside its range, or without effect beside `choices`.
+        ValueError: a parameter that is unknown, or outside its range.
     """
-    if choices is not None:
-        others = {"max_tokens": max_tokens, "stop": stop, "regex": regex, "json_schema": json_schema, **params}
-        for field, value in others.items():
-            if field in params or value is not None:
-                raise ValueError(f"{field} is {value!r:.50}; it has no effect beside choices: leave it out")
-        return select(name, choices, choices_method)
     form = None
     if regex is not None or json_schema is not None:
         form = StructuredOutputsParams(regex=regex, json=json_schema)
     own = {"max_tokens": max_tokens, "stop": stop, "structured_outputs": form}
     made = Gen(name, {**params, **{field: value for field, value in own.items() if value is not None}})
     made.params({})
-    return Expression((made,))
+    # As in SGLang, the others have no effect then.
+    return Expression((made,)) if choices is None else select(name, choices, choices_method)
 
 
 def select(
