@@ -108,7 +108,7 @@ class Mode:
 def in_turns(file: Path) -> list[list[dict[str, str]]]:
     """Return the prompts of a file as conversations: one of each category, then the next of each."""
     by_category: dict[str, list[list[dict[str, str]]]] = defaultdict(list)
-    for prompt in read_prompt_file(file, False, "--dataset"):
+    for prompt in read_prompt_file(file, False, "--dataset", is_dataset=True):
         by_category[prompt.category].append(prompt.messages or [{"role": "user", "content": prompt.text}])
     return [prompt for turn in zip_longest(*by_category.values()) for prompt in turn if prompt is not None]
 

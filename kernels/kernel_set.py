@@ -47,6 +47,8 @@ from specdec.kernels.types.types import (
 )
 
 logger = logging.getLogger(__name__)
+# Of the compute capability of GPUs that the Triton kernels are made for.
+LEAST_MAJOR = 8
 
 
 class LimitedThreads:
@@ -252,7 +254,10 @@ def _fastest(device: torch.device, dtype: torch.dtype) -> KernelChoice:
     if dtype not in DTYPES or device.type not in ("cuda", "cpu"):
         return "torch"
     if device.type == "cuda":
-        return "triton"
+        if torch.cuda.get_device_properties(device).major >= LEAST_MAJOR:
+            return "triton"
+        logger.warning("%s is older than compute capability %d.0; plain torch is slower", device, LEAST_MAJOR)
+        return "torch"
     if library_file() is None:
         logger.warning("%s; plain torch is slower", NOT_BUILT)
         return "torch"
@@ -267,9 +272,9 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         raise ValueError(f"the triton kernels take float32, bfloat16 and float16, not {dtype}; use kernels 'torch'")
     if device.type != "cuda" and not knobs.runtime.interpret:
         raise ValueError(f"the triton kernels run on {device} in Triton's interpreter alone; set TRITON_INTERPRET=1")
-    if device.type == "cuda" and (chip := torch.cuda.get_device_properties(device)).major < 8:
+    if device.type == "cuda" and (chip := torch.cuda.get_device_properties(device)).major < LEAST_MAJOR:
         raise ValueError(
-            f"the triton kernels take a GPU of compute capability 8.0 or newer, and {device} has "
+            f"the triton kernels take a GPU of compute capability {LEAST_MAJOR}.0 or newer, and {device} has "
             f"{chip.major}.{chip.minor}; use kernels 'torch'"
         )
     from specdec.kernels.triton import (

@@ -139,8 +139,10 @@ class EngineBuilder:
         scheduler = self._scheduler(executor, None, measures=False, gives_back=False)
         engine = LLMEngine(scheduler, executor, self.kernels, self.config, self._requests)
         entries = max(self.sizes.entries, self.sizes.shape.nodes)
-        kinds = self._ranks.decide(lambda: first_kinds(self.sizes.shape.depth))
-        run_first_requests(engine, kinds, self.workers.longest, entries)
+        # A head drafts by itself; without one, requests may still bring predicted texts.
+        has_model = self.sizes.positions is not None
+        kinds = self._ranks.decide(lambda: first_kinds(self.sizes.shape.depth if has_model else 1))
+        run_first_requests(engine, kinds, self.workers.longest, entries, 0 if has_model else 2 + entries)
         logger.info("first requests ended after %.1f s", time.perf_counter() - began)
 
     def _check_drafts(self, executor: Executor) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from specdec.cache.block_moves import BlockMove, MoveKind
 from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams
-from specdec.draft_heads.drafting.chains import ChainSource
+from specdec.draft_heads.drafting.chains import ChainRates
+from specdec.draft_heads.drafting.predicted_text import PredictedText
 from specdec.engine.engine import LLMEngine
 from specdec.text.detokenizer import Detokenizer
 from specdec.verify.sampling import Sampling
@@ -18,14 +19,13 @@ EDITED = (Sampling(repetition_penalty=1.1), Sampling(temperature=0.7, repetition
 PROMPT, STEPS = 4, 4
 
 
-def made_request(
-    name: str, prompt: int, sampling: Sampling, longest: int, chains: Sequence[ChainSource] = ()
-) -> Request:
+def made_request(name: str, prompt: int, sampling: Sampling, longest: int, predicted: int) -> Request:
     """Return a request that nobody waits for.
 
     Args:
         prompt: its number of tokens.
         longest: limit of the request's tokens.
+        predicted: tokens of a predicted text, of which chains are verified; 0 for none.
     """
     return Request(
         request_id=name,
@@ -38,7 +38,7 @@ def made_request(
         detokenizer=Detokenizer(None, ()),
         # No request shares the prefix of another.
         cache_salt=name,
-        chain_sources=chains,
+        chain_sources=[PredictedText([0] * predicted, prompt, ChainRates())] if predicted else [],
     )
 
 
@@ -53,7 +53,9 @@ def first_kinds(depth: int) -> list[tuple[Sampling, int]]:
     return kinds + [(sampling, levels + 2) for levels in range(1, depth + 1) for sampling in EDITED]
 
 
-def run_first_requests(engine: LLMEngine, kinds: Sequence[tuple[Sampling, int]], longest: int, entries: int) -> None:
+def run_first_requests(
+    engine: LLMEngine, kinds: Sequence[tuple[Sampling, int]], longest: int, entries: int, predicted: int
+) -> None:
     """Have requests of all kinds decode, one at a time; what they leave in the cache is not published.
 
     Kernels are compiled at their first launch, of each type of scores anew, which takes seconds where a vocabulary is
@@ -64,14 +66,16 @@ def run_first_requests(engine: LLMEngine, kinds: Sequence[tuple[Sampling, int]],
         kinds: of `first_kinds`.
         longest: limit of a request's tokens.
         entries: cache entries of a request's drafts.
+        predicted: see `made_request`.
     """
     cache = engine.worker.cache
     cache.apply_moves([BlockMove(MoveKind.COPY, cache.null_block, cache.null_block)])
     room = min(longest, cache.num_blocks * cache.block_size // 2 - entries)
     for number, (sampling, tokens) in enumerate(kinds):
-        if PROMPT + tokens > room:
+        longest = min(PROMPT + tokens, room)
+        if longest < PROMPT + 2:
             continue
-        request = made_request(f"first-{number}", PROMPT, sampling, PROMPT + tokens)
+        request = made_request(f"first-{number}", PROMPT, sampling, longest, predicted)
         engine.add_request(request)
         for _ in range(STEPS):
             if engine.has_unfinished:

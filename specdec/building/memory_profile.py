@@ -9,8 +9,6 @@ import torch
 from specdec.building.first_requests import made_request
 from specdec.config import EngineConfig
 from specdec.core.request import Request
-from specdec.draft_heads.drafting.chains import ChainRates
-from specdec.draft_heads.drafting.predicted_text import PredictedText
 from specdec.engine.engine import LLMEngine
 from specdec.kernels.types.integers import ceil_div
 from specdec.verify.sampling import Sampling
@@ -111,8 +109,7 @@ class Rehearsal:
 
     def _request(self, index: int) -> Request:
         length = self.prompt_length
-        # A head drafts by itself; without one, requests may still bring predicted texts.
-        rates = ChainRates()
-        sources = [] if self.config.draft else [PredictedText([0] * (2 + self.slots), length, rates)]
         longest = min(self.longest, length + STEPS + 1 + self.slots)
-        return made_request(f"rehearsal-{index}", length, Sampling(temperature=1.0, top_p=0.5), longest, sources)
+        # A head drafts by itself; without one, requests may still bring predicted texts.
+        predicted = 0 if self.config.draft else 2 + self.slots
+        return made_request(f"rehearsal-{index}", length, Sampling(temperature=1.0, top_p=0.5), longest, predicted)

@@ -89,7 +89,7 @@ def read_tool_choice(given: Any, functions: Sequence[Any]) -> ToolChoice:
             f"tool_choice is {given!r:.60}; it must be 'none', 'auto', 'required', a function or allowed_tools"
         )
     if not functions:
-        raise ValueError(f"tool_choice is {given!r:.60}, and the request has no tools; give at least one")
+        raise ValueError(f"tool_choice is {given!r:.60}, and the request offers no function; give at least one")
     known = [function.get("name") for function in functions if isinstance(function, Mapping)]
     for name in choice.names or ():
         if name not in known:

@@ -22,7 +22,7 @@ _SPACES: Ranges = (
 _OTHER_SPACES: Ranges = ((28, 31), (0x85, 0x85), (0xFEFF, 0xFEFF))
 _LINE_ENDS: Ranges = ((10, 10), (13, 13), (0x2028, 0x2029))
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
-_COUNT = re.compile(r"\{(\d+)(,?)(\d*)\}")
+_COUNT = re.compile(r"\{([0-9]+)(,?)([0-9]*)\}")
 # Greatest count of a repetition.
 _MOST = 10_000
 
@@ -167,7 +167,7 @@ class _Parser:
 
     def inner_group(self) -> _Group:
         if self.sees("?") and not self.sees(":"):
-            name = re.compile(r"P<\w+>").match(self.pattern, self.at)
+            name = re.compile(r"P?<\w+>").match(self.pattern, self.at)
             if not name:
                 kind = self.pattern[self.at : self.at + 2]
                 what = "lookahead" if kind[:1] in ("=", "!") else "lookbehind" if kind in ("<=", "<!") else "a group"

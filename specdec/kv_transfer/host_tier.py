@@ -217,6 +217,8 @@ class HostTier:
             if TARGET in came:
                 self._parts[block] = frozenset(came)
                 self.pool.register(block, block_hash)
+        # What did not come now would not come the next time.
+        job.is_cut = job.is_cut and all(TARGET in came for came in parts)
         self.pool.free(reversed(job.blocks))
         job.blocks = []
         self._end(job)

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from specdec.core.chat_content import template_messages
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line, read_object
 from specdec.gguf.file import GgufFile, is_gguf
 from specdec.gguf.tokenizer import load_gguf_tokenizer
 from specdec.models.checkpoint import check_tokenizer, has_tokenizer
@@ -52,7 +52,17 @@ def load_pretrained(folder: Path) -> PreTrainedTokenizerBase:
     except Exception as error:  # tokenizers raises a bare Exception, transformers many kinds
         check_tokenizer(folder)
         raise CheckpointError(f"{folder}: the tokenizer cannot be read: {first_line(error)}") from None
+    _name_ends(tokenizer, folder / "config.json")
     return tokenizer
+
+
+def _name_ends(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
+    """Name the tokens of a text's ends, where the tokenizer's files say nothing of them, by the ids of config.json."""
+    config = read_object(file) if file.is_file() else {}
+    for name in ("bos_token", "eos_token"):
+        token = config.get(f"{name}_id")
+        if name not in tokenizer.init_kwargs and getattr(tokenizer, name) is None and type(token) is int:
+            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(token))
 
 
 def _loader(folder: Path) -> Any:

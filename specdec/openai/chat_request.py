@@ -95,7 +95,7 @@ class TemplateArguments(RequestModel):
                 message = f"chat_template_kwargs may not hold {name!r}; {remedy}"
                 raise ApiError(400, message, param="chat_template_kwargs")
         if self.effort is not None:
-            # Templates of models that may think or not have a switch of their own.
+            # Templates of Qwen3 and others have a switch of their own.
             switch = {"enable_thinking": False} if self.effort == "none" else {}
             given = {"reasoning_effort": self.effort, **switch, **given}
         return given

@@ -17,7 +17,7 @@ from specdec.openai.tool_fields import ToolFields
 
 LOGPROBS = "message.output_text.logprobs"
 FUNCTION = "function"
-_ITEMS = (None, "message", "function_call", "function_call_output", "reasoning", "item_reference")
+_ITEMS = (None, "message", "function_call", "function_call_output", "reasoning", "item_reference", "compaction")
 _CUSTOM_ITEMS = ("custom_tool_call", "custom_tool_call_output")
 
 

@@ -82,7 +82,9 @@ class Endpoint:
             if not isinstance(text, str):
                 raise TypeError("the text is none")
             reason = choice.get("finish_reason")
-            found = Generated(text, reason, usage.get("completion_tokens", 0), usage.get("prompt_tokens"))
+            details = usage.get("prompt_tokens_details") or {}
+            counts = usage.get("completion_tokens", 0), usage.get("prompt_tokens"), details.get("cached_tokens")
+            found = Generated(text, reason, *counts)
         if reason in ("error", "abort"):
             raise EndpointError(f"{self._client.url}{path}: the request ended with finish_reason {reason!r}")
         on_text(text)

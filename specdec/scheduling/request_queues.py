@@ -31,7 +31,7 @@ class RequestQueues:
         running: requests that hold a seat and blocks.
         waiting: requests that hold neither.
         waiting_for_kv: waiting requests whose blocks a connector is fetching (the state WAITING_FOR_KV). They delay no
-            other request, unless there are as many as may run.
+            other request, unless there are as many as a connector may fetch for.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -54,13 +54,23 @@ class RequestQueues:
         if self._policy == "priority":
             turn = step + PRIORITY_STEPS * request.priority
         else:
-            turn = step + TURN_STEPS * self._num_queued[client]
-            if any(last > step + TURN_STEPS * self._num_queued[one] for one, last in self._last_turns.items()):
+            # A client alone has nobody to delay.
+            has_others = len(self._last_turns) > (client in self._last_turns)
+            if has_others and any(self._is_late(one, last - step) for one, last in self._last_turns.items()):
                 self._renew_turns(step)
-            self._last_turns[client] = turn
+            turn = step + TURN_STEPS * self._num_queued[client]
+            turn = self._last_turns[client] = max(turn, self._last_turns.get(client, turn))
         self._num_queued[client] += 1
         request.rank = (turn, next(self._arrivals), 0)
         self.wait(request)
+
+    def _is_late(self, client: str, delay: int) -> bool:
+        """Return whether a client's last turn is further off than its queued requests account for.
+
+        A little further is let pass, since a long queue would be sorted whenever a request ends.
+        """
+        count = self._num_queued[client]
+        return delay > TURN_STEPS * (count + count // 8)
 
     def _renew_turns(self, step: int) -> None:
         """Give requests the turns that they would have if they came now, where those are earlier.

@@ -11,6 +11,11 @@ from specdec.scheduling.request_queues import RequestQueues
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_plan import StepBudget
 
+# Most waiting requests that are passed over for a prefix that another computes: to look at each takes time.
+MOST_OVERTAKEN = 8
+# Requests whose blocks a connector may fetch, even where fewer may run.
+LEAST_FETCHING = 8
+
 
 class StepPlanner:
     """Plans rows of known tokens, admits waiting requests and preempts running ones.
@@ -23,7 +28,7 @@ class StepPlanner:
     admitted within as many steps as all requests that rank before it have tokens, each at its longest. Tokens that are
     computed again after a preemption by a later arrival, of higher priority or of a client with fewer requests, count
     again; so does a step whose pass was launched before the request came. Requests whose blocks a connector fetches are
-    overtaken, until as many of them wait as may run.
+    overtaken, until as many of them wait as may run, or `LEAST_FETCHING`.
 
     Admissions and preemptions update the queues.
     """
@@ -100,7 +105,7 @@ class StepPlanner:
         ahead = running[: step.next_running]
         prefix = manager.find_prefix(request)
         if manager.is_being_prefilled(request, prefix, ahead):
-            step.admitting = not full and step.prompt_tokens > 0
+            step.admitting = not full and step.prompt_tokens > 0 and step.next_waiting + 1 < MOST_OVERTAKEN
             step.skip(self._blocks_lacking(request, prefix))
             return
         external = self._external_tokens(request, prefix)
@@ -110,7 +115,7 @@ class StepPlanner:
         if external is None:
             self.queues.waiting_for_kv.append(self.queues.waiting.pop(step.next_waiting))
             # Each search holds host blocks until its request is admitted.
-            step.admitting = len(self.queues.waiting_for_kv) < config.max_num_seqs
+            step.admitting = len(self.queues.waiting_for_kv) < max(config.max_num_seqs, LEAST_FETCHING)
             return
         if external:
             prefix, external = manager.prefixes.without_slid(prefix, external)

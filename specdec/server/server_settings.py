@@ -89,10 +89,13 @@ class ServerSettings:
         20.0, "Seconds within which a request's headers must arrive.", above=0, metavar="SECONDS"
     )
     timeout_keep_alive: float = setting(
-        75.0, "Seconds for which a connection without a request stays open.", above=0, metavar="SECONDS"
+        75.0,
+        "Seconds for which a connection stays open after an answer; before its first request, header_timeout holds.",
+        above=0,
+        metavar="SECONDS",
     )
     sse_keep_alive_interval: float = setting(
-        15.0,
+        45.0,
         "Seconds without an event of a stream after which a comment is sent, so that proxies keep the connection; 0: "
         "none.",
         least=0,

@@ -274,6 +274,9 @@ class Service:
             async with aclosing(merged(states)) as both:
                 async for index, state in both:
                     timers[index].saw(state)
+                    if self._is_ending and not state.finished:
+                        # The engine did not know it yet when all were aborted.
+                        raise _shutting_down()
                     self._check_outputs(state.outputs, params)
                     yield index, state
         except (GeneratorExit, asyncio.CancelledError):

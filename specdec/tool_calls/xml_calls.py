@@ -135,13 +135,14 @@ def _value(text: str, types: set[str]) -> Any:
     return value
 
 
-def _types(schema: Any, root: Any, seen: frozenset[str] = frozenset()) -> set[str]:
+def _types(schema: Any, root: Any, known: dict[str, set[str] | None] | None = None) -> set[str]:
     """Return the JSON types that a schema names, directly or by other keywords; none where it names none.
 
     Args:
         root: the schema that references begin at.
-        seen: references that have led here.
+        known: types of references; None for one that has led here.
     """
+    known = {} if known is None else known
     if not isinstance(schema, Mapping):
         return set()
     own = schema.get("type")
@@ -150,13 +151,18 @@ def _types(schema: Any, root: Any, seen: frozenset[str] = frozenset()) -> set[st
     values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
     found = {kind for kind in TYPES if any(is_type(value, kind) for value in values)}
     reference = schema.get("$ref")
-    if isinstance(reference, str) and reference not in seen:
-        found |= _types(_referred(reference, root), root, seen | {reference})
+    if isinstance(reference, str):
+        if reference not in known:
+            known[reference] = None
+            known[reference] = _types(_referred(reference, root), root, known)
+        found |= known[reference] or set()
     for key in ("allOf", "anyOf", "oneOf"):
         parts = schema.get(key)
         for part in parts if isinstance(parts, list) else ():
-            # An alternative that names no type allows a string.
-            found |= _types(part, root, seen) or (set() if key == "allOf" else {"string"})
+            own = _types(part, root, known)
+            # An alternative that names no type allows a string; one that leads back here allows what others do.
+            leads_back = isinstance(part, Mapping) and known.get(str(part.get("$ref")), own) is None
+            found |= own or (set() if key == "allOf" or leads_back else {"string"})
     return found or {CONSTRAINTS[keyword] for keyword in schema if keyword in CONSTRAINTS} & set(INFERRED)
 
 

@@ -21,13 +21,18 @@ ASKED = (
     {"temperature": 0.7, "n": 2},
 )
 
+# Acceptance rule, what drafts, and the largest trees.
+CASES = [
+    ("rejection", "head", DraftShape(1, 2, 2)),
+    ("rejection", "head", DraftShape(2, 2, 4)),
+    ("coupled", "head", DraftShape(2, 2, 4)),
+    ("coupled", "ngram", DraftShape(2, 1, 2)),
+]
 
-CASES = [("rejection", DraftShape(1, 2, 2)), ("rejection", DraftShape(2, 2, 4)), ("coupled", DraftShape(2, 2, 4))]
 
-
-@pytest.mark.parametrize(("verify", "shape"), by_day(CASES, 1))
+@pytest.mark.parametrize(("verify", "draft", "shape"), by_day(CASES, 1))
 def test_requests_launch_nothing_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: str, shape: DraftShape
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: str, draft: str, shape: DraftShape
 ) -> None:
     """Scores are in bfloat16 where nothing changes them, else in float32; with drafts, drawn drafts, and none."""
     save_random_llama(tmp_path / "target", head_dim=16)
@@ -36,7 +41,7 @@ def test_requests_launch_nothing_new(
     with simulated_gpu(monkeypatch), recorded_launches() as found:
         llm = LLM(
             tmp_path / "target",
-            tmp_path / "head",
+            tmp_path / draft if draft == "head" else draft,
             **{"device": "cuda", "dtype": "bfloat16", "verify": verify, "shape": shape},
             **{"prefill_stretch": 0, "max_model_len": 64, "max_num_seqs": 2, "block_size": 8, "adaptive_drafts": False},
             kv_cache_memory=1 << 18,
@@ -44,9 +49,10 @@ def test_requests_launch_nothing_new(
         at_start = set(found)
         for seed, asked in enumerate(ASKED):
             params = SamplingParams(seed=seed, max_tokens=4, ignore_eos=True, **asked)
-            for request in llm.new_group([5 + seed, 6, 7, 8], params).requests:
+            for request in llm.new_group([5 + seed, 6, 7, 5 + seed, 6, 7, 5 + seed, 6], params).requests:
                 llm.engine.add_request(request)
             while llm.engine.has_unfinished:
                 llm.engine.step()
             new = [found[line].label for line in found if line not in at_start]
             assert not new, asked
+        assert llm.stats().drafts_verified > 0

@@ -347,6 +347,8 @@ def test_a_last_question_is_answered_in_every_form(run: Run, tmp_path: Path) -> 
         [{"messages": [first]}, {"prompt": first["content"]}],
         [
             {"messages": [first, answer, last]},
+            # As in UltraChat, with the first question once more.
+            {"prompt": first["content"], "messages": [first, answer, last]},
             {"turns": [first["content"], last["content"]]},
         ],
     )
@@ -355,10 +357,10 @@ def test_a_last_question_is_answered_in_every_form(run: Run, tmp_path: Path) -> 
     rows = journal(tmp_path)[1:]
     early = {row["conversation"] for row in rows if "problem" in row}
     whole = {
-        number: {row["turn"] for row in rows if row["conversation"] == number} for number in set(range(24)) - early
+        number: {row["turn"] for row in rows if row["conversation"] == number} for number in set(range(30)) - early
     }
-    assert {len(turns) for number, turns in whole.items() if number % 4 < 2} == {1}
-    assert {len(turns) for number, turns in whole.items() if number % 4 >= 2} == {2}
+    assert {len(turns) for number, turns in whole.items() if number % 5 < 2} == {1}
+    assert {len(turns) for number, turns in whole.items() if number % 5 >= 2} == {2}
     questions = [[turn["content"] for turn in turns if turn["role"] == "user"] for turns in answers(tmp_path)]
     assert [first["content"], last["content"]] in questions
     assert all(turns[-1]["role"] == "assistant" for turns in answers(tmp_path))

@@ -436,7 +436,7 @@ def test_a_terminal_changes_no_record(tmp_path: Path, monkeypatch: pytest.Monkey
         accelerator: Any = SimpleNamespace(log=lambda *_, **__: None)
         with train_log.TrainLog(tmp_path / str(terminal), accelerator, 25, 0) as log:
             for step in range(1, 26):
-                log.step(step, step, 1, 1.0, UnrolledLoss(part, part, part, part, part), 0.1, 1.0)
+                log.step(step, step, 1, 1.0, UnrolledLoss(part, part, part, part, part, part), 0.1, 1.0)
         assert [record["step"] for record in log.records()] == [1, 10, 20, 25]
 
 

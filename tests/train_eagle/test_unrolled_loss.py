@@ -113,7 +113,7 @@ def naive(case: Case) -> UnrolledLoss:
     # Whatever is counted, a gradient for everything.
     total = total + 0 * sum((x.sum() for x in (*case.states, case.weight)), zero)
     loss, accuracy, acceptance = (torch.stack(values).detach() for values in (means, rates, acceptances))
-    return UnrolledLoss(total, loss, accuracy, acceptance, count)
+    return UnrolledLoss(total, loss, accuracy, acceptance, count, count[0])
 
 
 @given(cases())

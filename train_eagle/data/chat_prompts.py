@@ -47,13 +47,15 @@ def _messages(entry: Entry) -> list[Message]:
     value = entry.value
     if not isinstance(value, dict):
         return entry.messages()
+    # Data sets of conversations may have the first question as a `prompt` besides.
+    turns: object = value.get("messages") or value.get("conversations")
     match value:
+        case _ if turns:
+            pass
         case {"prompt": str() as asked}:
-            turns: object = [{"role": "user", "content": asked}]
+            turns = [{"role": "user", "content": asked}]
         case {"turns": [str(), *_] as all_asked}:
             turns = [part for asked in all_asked for part in ({"role": "user", "content": asked}, ANSWER)]
-        case _:
-            turns = value.get("messages") or value.get("conversations")
     if not isinstance(turns, list):
         raise BadConversation("no question", "give messages, conversations, turns or a prompt")
     # `parse` insists on an answer, as training does.

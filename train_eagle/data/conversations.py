@@ -128,7 +128,8 @@ def open_source(name: str | Path) -> Source:
     """
     path, text = Path(name), str(name)
     is_folder = Path(text.partition(":")[0]).is_dir()
-    may_be_dataset = is_folder or (_DATASET.fullmatch(text) and path.suffix not in (".json", ".jsonl"))
+    names_file = path.suffix in (".json", ".jsonl", ".gz", ".parquet")
+    may_be_dataset = is_folder or (_DATASET.fullmatch(text) and not names_file)
     return DatasetSource(text) if may_be_dataset and not path.is_file() else FileSource(path)
 
 

@@ -51,6 +51,8 @@ class BlockTrainer(HeadTrainer):
         loss, accepted = scored_predictions(
             logits, anchors, counted, *teacher, settings.loss, shares, dpace_alpha=alpha
         )
+        if alpha is None:
+            loss = loss._replace(weight=loss.total.new_tensor(sum(shares)))
         if head.confidence_head is None:
             return loss
         found = head.confidence(before.flatten(), hidden.flatten(0, 1)).view(len(anchors), slots).t()

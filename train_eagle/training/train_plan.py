@@ -168,7 +168,7 @@ class TrainPlan:
         said = sum(sum(sample.mask) for sample in self.samples)
         tokens = sum(len(sample.token_ids) for sample in self.samples)
         evaluations = math.ceil(used["epochs"] / used["evaluate_every"])
-        asked = min(used["evaluate_prompts"], len(self.held_out))
+        asked = min(used["evaluate_prompts"], sum(not sample.mask[0] for sample in self.held_out))
         proposes = f"proposes all {len(proposable):,} tokens"
         if not all(proposable):
             own = (zip(sample.token_ids, sample.mask, strict=True) for sample in self.samples)

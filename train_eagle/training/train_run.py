@@ -161,10 +161,10 @@ class TrainingRun:
         log = TrainLog(self.folder, self.accelerator, self.total, state.step) if main else None
         if log is not None:
             self._begin(log, speed)
-            if state.step < self.total:
+        with log or nullcontext(), StopSignals(self.accelerator.num_processes == 1) as stop:
+            if main and state.step < self.total:
                 # Before the first step, so that a second copy of the target that does not fit ends the run here.
                 self.tau.answer(self.head.taps)
-        with log or nullcontext(), StopSignals(self.accelerator.num_processes == 1) as stop:
             while state.step < self.total and not self._any(stop.received is not None):
                 start = time.monotonic()
                 loss, norm, rate = self.step(state.step)

@@ -27,6 +27,8 @@ class UnrolledLoss(NamedTuple):
         accuracy: `[steps]`, share of predictions in which target and head have the same likeliest token.
         acceptance: `[steps]`, chance that a token drawn from the head's distribution q is accepted, sum of min(p, q).
         count: int64 `[steps]`.
+        weight: of the batch among others, a scalar: as many predictions as `total` is the mean of. Over several passes,
+            which count unequally many, it is taken to be the mean of those of the first.
     """
 
     total: Tensor
@@ -34,21 +36,16 @@ class UnrolledLoss(NamedTuple):
     accuracy: Tensor
     acceptance: Tensor
     count: Tensor  # type: ignore[assignment]  # tuple has a method of that name
-
-    @property
-    def weight(self) -> Tensor:
-        """Return the batch's weight among others, int64 scalar: how many predictions of the first step count."""
-        return self.count[0]
+    weight: Tensor
 
     @classmethod
     def pooled(cls, losses: "Sequence[UnrolledLoss]") -> Self:
         """Return the loss of several batches together, where each prediction counts the same."""
-        total, *means, count = (torch.stack(values) for values in zip(*losses, strict=True))
-        weights = torch.stack([loss.weight for loss in losses])
+        total, *means, count, weights = (torch.stack(values) for values in zip(*losses, strict=True))
         shares = count / count.sum(0).clamp_min(1)
         loss, accuracy, acceptance = ((mean.float() * shares).sum(0) for mean in means)
         mean_total = (total.float() * weights).sum() / weights.sum().clamp_min(1)
-        return cls(mean_total, loss, accuracy, acceptance, count.sum(0))
+        return cls(mean_total, loss, accuracy, acceptance, count.sum(0), weights.sum())
 
 
 class Factors(NamedTuple):
@@ -121,7 +118,7 @@ def scored_predictions(
     weights = [product.weight for product in logits]
     total, sums, accepted = _Loss.apply(problem, len(weights), *weights, *given)  # type: ignore[no-untyped-call]
     loss, accuracy, _ = sums / count.clamp_min(1)
-    return UnrolledLoss(total, loss, accuracy, accepted.sum(1) / count.clamp_min(1), count), accepted
+    return UnrolledLoss(total, loss, accuracy, accepted.sum(1) / count.clamp_min(1), count, count[0]), accepted
 
 
 def dpace_weights(acceptance: Tensor, counted: Tensor, alpha: float) -> Tensor:

@@ -49,12 +49,16 @@ class World:
         found = [self.tier.match(request, 0) for request in requests]
         return [tokens if tokens is None else tokens // SIZE for tokens in found]
 
-    def answer(self) -> int:
-        """Let the stores answer all look-ups, and then all reads; return how many look-ups there were."""
+    def answer(self, *, comes: bool = True) -> int:
+        """Let the stores answer all look-ups, and then all reads; return how many look-ups there were.
+
+        Args:
+            comes: whether the blocks can be read.
+        """
         lookups, self.stores.lookups = self.stores.lookups, {}
         self.tier.update([Found(job, count) for job, count in lookups.items()])
         fetches, self.stores.fetches = self.stores.fetches, {}
-        self.tier.update([Fetched(job, [{TARGET: b""}] * count) for job, count in fetches.items()])
+        self.tier.update([Fetched(job, [{TARGET: b""} if comes else {}] * count) for job, count in fetches.items()])
         return len(lookups)
 
     def admit(self, request: Request, num_blocks: int) -> None:
@@ -67,6 +71,15 @@ def prompt(*blocks: int) -> Request:
     request = make_request([block for block in blocks for _ in range(SIZE)] + [0])
     extend_hashes(request.block_hashes, request.token_ids, SIZE, None)
     return request
+
+
+def test_what_a_store_cannot_read_is_not_asked_for_again() -> None:
+    """It was cut for want of room, and would be tried until the request's time is over."""
+    world, request = World(2), prompt(1, 2, 3, 4)
+    assert world.ask(request) == [None]
+    world.answer(comes=False)
+    assert world.ask(request) == [0]
+    assert not world.stores.lookups
 
 
 def test_a_search_without_room_goes_on_when_there_is_some() -> None:

@@ -78,3 +78,17 @@ def test_tokens_are_those_of_the_file(tmp_path: Path, name: str, family: str) ->
             assert tokenizer.encode(text) == tokens, own
             assert tokenizer.encode(text, False) == tokens[1:], own
             assert tokenizer.decode(tokens) == wanted.decode(tokens), own
+
+
+def test_ends_that_only_the_config_knows(tmp_path: Path) -> None:
+    """A template writes them. What is null in the tokenizer's own file stays so, as Qwen's first token."""
+    form("Llama 3's").save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "llama", "bos_token_id": 1, "eos_token_id": [2, 0]})
+    )
+    own = {"chat_template": "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"}
+    texts = []
+    for more in ({}, {"bos_token": None, "eos_token": "</s>"}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({**own, **more}))
+        texts.append(Tokenizer(tmp_path).chat_text([{"role": "user", "content": "ab"}]))
+    assert texts == ["<s>ab", "ab</s>"]

@@ -24,6 +24,7 @@ from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_cost import Curve, MeasuredStep, StepCost
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
+from specdec.scheduling.step_planner import LEAST_FETCHING
 from tests.specdec.fake_connector import FakeConnector
 from tests.specdec.fake_memory import FakeMemory, make_request
 from tests.strategies import seeds
@@ -219,10 +220,10 @@ class World:
         return plan
 
     def is_unasked(self, request: Request | None) -> bool:
-        """Return whether it ranks behind as many that wait for their blocks as may run, and so is not admitted."""
+        """Return whether it ranks behind as many as may wait for their blocks, and so is not admitted."""
         late = self.scheduler.queues.waiting_for_kv
         return (
-            len(late) == self.case.config.max_num_seqs
+            len(late) == max(self.case.config.max_num_seqs, LEAST_FETCHING)
             and request in self.scheduler.waiting
             and all(other.rank < request.rank for other in late)
         )

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -15,6 +15,7 @@ from specdec.core.request import Request, RequestGroup
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.request_queues import PRIORITY_STEPS, TURN_STEPS
+from specdec.scheduling.step_planner import MOST_OVERTAKEN
 from tests.specdec.fake_memory import make_request
 from tests.specdec.scheduling.scheduled_steps import ask, costs, finish, make, names, run, step
 
@@ -216,11 +217,11 @@ def test_a_connector_fetches_for_no_more_requests_than_may_run() -> None:
     connector.get_num_new_matched_tokens.return_value = (None, True)
     scheduler = make(max_num_seqs=3)
     scheduler.connector = scheduler.planner.connector = connector
-    for name in "abcdefgh":
+    for name in "abcdefghijk":
         ask(scheduler, name, 4)
-    for count in (3, 6):
+    for count in (8, 16):
         assert step(scheduler) == []
-        assert names(scheduler.queues.waiting_for_kv) == "abc"
+        assert names(scheduler.queues.waiting_for_kv) == "abcdefgh"
         assert connector.get_num_new_matched_tokens.call_count == count
 
 
@@ -317,6 +318,31 @@ def test_a_wait_for_a_shared_prefix_is_overtaken_but_keeps_its_place(limit: str,
         assert scheduler.running
     # It took the seat that was kept, and shares the prompt.
     assert (ran[:2], scheduler.stats().prefix_hits) == ("ab", 16)
+
+
+def test_few_are_looked_at_that_wait_for_a_shared_prefix() -> None:
+    """Each has its prompt hashed and searched in the step, which all others wait for."""
+    scheduler = make(max_num_seqs=60, max_num_batched_tokens=80, blocks=999, long_prefill_token_threshold=4)
+    for number in range(50):
+        scheduler.add(make_request([*range(20), number], 1, request_id=str(number)))
+    with patch.object(scheduler.manager, "find_prefix", wraps=scheduler.manager.find_prefix) as searched:
+        assert step(scheduler) == [("0", 4)]
+    assert searched.call_count == 1 + MOST_OVERTAKEN
+
+
+def test_a_long_queue_is_seldom_ranked_anew() -> None:
+    """A request that ends, and one that comes, move nobody."""
+    scheduler = make(max_num_seqs=2, max_queued_requests=None)
+    ask(scheduler, "z", 1, client="few")
+    for number in range(64):
+        ask(scheduler, chr(256 + number), 1, client="many")
+    with patch.object(scheduler.queues, "_renew_turns", wraps=scheduler.queues._renew_turns) as renewed:
+        for number in range(64, 128):
+            for ended in scheduler.waiting[1:3] if number < 68 else scheduler.waiting[1:2]:
+                scheduler.abort(ended)
+            ask(scheduler, chr(256 + number), 1, client="many")
+    assert renewed.call_count == 0
+    assert names(scheduler.waiting) == "z" + "".join(chr(256 + number) for number in range(68, 128))
 
 
 def test_nobody_waits_for_what_is_computed_behind() -> None:

@@ -219,7 +219,7 @@ def tool(parameters: Any, name: Any = "taxi") -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "no tools": ({"tool_choice": "required"}, "tool_choice", "the request has no tools; give at least one"),
+    "no tools": ({"tool_choice": "required"}, "tool_choice", "the request offers no function; give at least one"),
     "another value": ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "it must be 'none', 'auto', 'required'"),
     "unknown name": (
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "bus"}}},

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.specdec.server.raw_client import events
-from tests.specdec.server.running import PATIENCE, Served
+from tests.specdec.server.running import PATIENCE, Served, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,9 @@ def _send_in_thread(server: Served, body: dict[str, Any]) -> tuple[threading.Thr
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_a_request_that_takes_longer_than_the_grace_is_aborted(engine: Served, stream: bool) -> None:
     with engine.again(grace=0.2) as server:
+        before = server.call(server.llm.stats()).generated_tokens
         thread, found = _send_in_thread(server, {**LONG, "stream": stream, "n": 4})
+        wait_until(lambda: server.call(server.llm.stats()).generated_tokens > before)
     thread.join(PATIENCE)
     ((status, headers, reply),) = found
     if stream:

@@ -103,7 +103,7 @@ def test_a_chat_of_the_python_api_forces_calls(engines: dict[tuple[str, bool], L
     assert plain.token_ids == chat(SHOWN, "auto").token_ids
     (bare,) = llm.chat(talk, params, use_tqdm=False, chat_template=SHOWN)
     assert plain.prompt_token_ids != bare.prompt_token_ids == chat(SHOWN, "none").prompt_token_ids
-    with pytest.raises(ValueError, match="the request has no tools"):
+    with pytest.raises(ValueError, match="the request offers no function"):
         llm.chat(talk, params, chat_template=SHOWN, tool_choice="required")
     for tools in (TOOLS[0], "one", [TOOLS]):
         with pytest.raises(ValueError, match="it must be a list of OpenAI's descriptions of functions"):

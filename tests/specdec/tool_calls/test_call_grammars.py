@@ -169,7 +169,7 @@ def test_every_form_of_a_choice_is_read(given: Any, choice: ToolChoice) -> None:
     if given in (None, "auto", "none"):
         assert read_tool_choice(given, []) == ToolChoice("none")
     else:
-        with pytest.raises(ValueError, match="the request has no tools; give at least one"):
+        with pytest.raises(ValueError, match="the request offers no function; give at least one"):
             read_tool_choice(given, [])
 
 

@@ -69,6 +69,10 @@ FUNCTIONS = [
                 "Size": {"enum": ["1.0", "2.0"]},
                 "Tree": {"properties": {"next": {"$ref": "#/$defs/Tree"}}},
                 "Loop": {"$ref": "#/$defs/Loop"},
+                "Nested": {"anyOf": [{"$ref": "#/$defs/Nested"}, {"type": "integer"}]},
+                # More ways through them than can be walked.
+                **{f"{n}": {"anyOf": [{"$ref": f"#/$defs/{i}"} for i in range(16)]} for n in range(15)},
+                "15": {"type": "integer"},
             },
             "properties": {
                 "item": {"$ref": "#/$defs/Item"},
@@ -81,6 +85,8 @@ FUNCTIONS = [
                 "list": {"items": {"type": "integer"}},
                 "tree": {"$ref": "#/$defs/Tree"},
                 "loop": {"$ref": "#/$defs/Loop"},
+                "nested": {"$ref": "#/$defs/Nested"},
+                "many": {"$ref": "#/$defs/0"},
             },
         },
     },
@@ -129,6 +135,9 @@ XML: dict[str, Found] = {
     ],
     f"<function=book>{parameter('size', 'null')}{parameter('maybe', 'None')}</function>": [
         ("book", {"size": None, "maybe": None})
+    ],
+    f"<function=book>{parameter('nested', '5')}{parameter('many', '5')}</function>": [
+        ("book", {"nested": 5, "many": 5})
     ],
     # White space, quotes and tags within a value.
     '<function=taxi><parameter=to>\n  if a < b:\n\n    "x"\n<br></function>\n</parameter></function>': [
