@@ -72,10 +72,10 @@ def run_first_requests(
     cache.apply_moves([BlockMove(MoveKind.COPY, cache.null_block, cache.null_block)])
     room = min(longest, cache.num_blocks * cache.block_size // 2 - entries)
     for number, (sampling, tokens) in enumerate(kinds):
-        longest = min(PROMPT + tokens, room)
-        if longest < PROMPT + 2:
+        limit = min(PROMPT + tokens, room)
+        if limit < PROMPT + 2:
             continue
-        request = made_request(f"first-{number}", PROMPT, sampling, longest, predicted)
+        request = made_request(f"first-{number}", PROMPT, sampling, limit, predicted)
         engine.add_request(request)
         for _ in range(STEPS):
             if engine.has_unfinished:
