@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.llama.unreadable_files import missing_path
-from specdec.kernels.types.settings import check_text
+from specdec.kernels.types.settings import ParameterError, check_text
 
 if TYPE_CHECKING:
     from specdec.llm import LLM
@@ -43,13 +43,15 @@ class GivenPrompt(NamedTuple):
         """
         if chat is None:
             chat = llm.tokenizer is not None and llm.tokenizer.has_chat_template
+        given: str | list[int] = self.text
         try:
-            if self.messages is None and not chat:
-                return llm.request_maker.add(self.text, params).prompt
-            prompt = llm.chat_prompt(self.messages or [{"role": "user", "content": self.text}])
-            return llm.request_maker.add(prompt, params).prompt
+            if self.messages is not None or chat:
+                given = llm.chat_prompt(self.messages or [{"role": "user", "content": self.text}])
+            return llm.request_maker.add(given, params).prompt
         except ValueError as error:
-            raise ValueError(f"{self.place}: {error}" if self.place else str(error)) from None
+            # Of the parameters, no line is the cause.
+            is_own = not isinstance(error, ParameterError) or error.field == "prompt"
+            raise ValueError(f"{self.place}: {error}" if self.place and is_own else str(error)) from None
 
 
 def read_prompt_file(

@@ -196,7 +196,7 @@ def test_a_prompt_that_the_engine_refuses_is_named_by_its_line(run: Run, jsonl: 
     result = run("--prompts", file)
     assert (result.code, result.out) == (2, "")
     assert f"{file}, line 3: " in result.err
-    assert "the context is 256" in result.err
+    assert "maximum context length is 256 tokens" in result.err
     assert result.err.count("\n") == 1
 
 
