@@ -50,9 +50,13 @@ def prepare(
         processes: processes that tokenise; None for one per processor where there are many conversations.
 
     Raises:
-        ValueError: a source or the tokenizer is unusable; a source has answers of a target with other
+        ValueError: a source, the tokenizer or a setting is unusable; a source has answers of a target with other
             tokens; `out` was made with other settings; `strict` and a conversation is bad; nothing is left to train on.
     """
+    if max_length < 2:
+        raise ValueError(f"max_length is {max_length}; it must be at least 2")
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit is {limit}; it must be at least 1")
     for source in sources:
         check_answers(source, model)
     chat = ChatMask(load_pretrained(model))

@@ -101,6 +101,8 @@ def evaluate(
     Raises:
         ValueError: a setting, a source, the target or the head is unusable.
     """
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit is {limit}; it must be at least 1")
     for temperature in temperatures:
         SamplingParams(temperature=temperature, max_tokens=max_tokens)
     sources = {name: open_source(source) for name, source in domains.items()}
