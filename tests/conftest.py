@@ -129,12 +129,12 @@ def nan_cache() -> Iterator[None]:
 def untried_drafts() -> Iterator[None]:
     """No engine tries its drafts at start: heads in tests are random, which it would tell of each time.
 
-    The first rank has no prompts for it, so that ranks in other processes do without as well. Nor are there first
-    requests, which take seconds in Triton's interpreter.
+    The first rank has no prompts for it, so that ranks in other processes do without as well. Nor is there a
+    warm-up, which takes seconds in Triton's interpreter.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("specdec.building.engine_builder.questions", lambda *_: [])
-        patch.setattr("specdec.building.engine_builder.first_kinds", lambda *_: [])
+        patch.setattr("specdec.building.engine_builder.warmup_kinds", lambda *_: [])
         yield
 
 

@@ -6,8 +6,8 @@ import time
 from functools import partial
 
 from specdec.building.draft_check import PROMPT, check_first_drafts
-from specdec.building.first_requests import first_kinds, run_first_requests
 from specdec.building.host_memory import check_cache
+from specdec.building.kernel_warmup import run_warmup, warmup_kinds
 from specdec.building.memory_profile import Rehearsal, cache_bytes, small_cache
 from specdec.building.tap_probe import questions
 from specdec.building.worker_builder import WorkerBuilder, follows, passes_ahead
@@ -141,9 +141,9 @@ class EngineBuilder:
         entries = max(self.sizes.entries, self.sizes.shape.nodes)
         # A head drafts by itself; without one, requests may still bring predicted texts.
         has_model = self.sizes.positions is not None
-        kinds = self._ranks.decide(lambda: first_kinds(self.sizes.shape.depth if has_model else 1))
-        run_first_requests(engine, kinds, self.workers.longest, entries, 0 if has_model else 2 + entries)
-        logger.info("first requests ended after %.1f s", time.perf_counter() - began)
+        kinds = self._ranks.decide(lambda: warmup_kinds(self.sizes.shape.depth if has_model else 1))
+        run_warmup(engine, kinds, self.workers.longest, entries, 0 if has_model else 2 + entries)
+        logger.info("kernels warmed up in %.1f s", time.perf_counter() - began)
 
     def _check_drafts(self, executor: Executor) -> None:
         tokenizer = None if self._requests is None else self._requests.tokenizer

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specdec.building.first_requests import made_request
+from specdec.building.kernel_warmup import dummy_request
 from specdec.config import EngineConfig
 from specdec.core.request import Request
 from specdec.engine.engine import LLMEngine
@@ -112,4 +112,4 @@ class Rehearsal:
         longest = min(self.longest, length + STEPS + 1 + self.slots)
         # A head drafts by itself; without one, requests may still bring predicted texts.
         predicted = 0 if self.config.draft else 2 + self.slots
-        return made_request(f"rehearsal-{index}", length, Sampling(temperature=1.0, top_p=0.5), longest, predicted)
+        return dummy_request(f"rehearsal-{index}", length, Sampling(temperature=1.0, top_p=0.5), longest, predicted)

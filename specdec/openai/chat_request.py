@@ -78,7 +78,7 @@ class TemplateArguments(RequestModel):
 
     @property
     def effort(self) -> ReasoningEffort | None:
-        """How much the model should think, None for the template's default."""
+        """Reasoning effort; None for the chat template's default."""
         return None
 
     def own_arguments(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class ChatRequest(TemplateFields, ToolFields):
 
     @property
     def effort(self) -> ReasoningEffort | None:
-        """How much the model should think, None for the template's default."""
+        """Reasoning effort; None for the chat template's default."""
         return self.reasoning_effort
 
     @property

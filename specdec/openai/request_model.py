@@ -57,7 +57,7 @@ class RequestModel(BaseModel):
         return list(self.model_extra or {})
 
     def ignored(self) -> list[str]:
-        """Return what has no effect, in words for the log."""
+        """Describe ignored parts of the request for the log."""
         return [f"the unknown field {name!r:.50}" for name in self.unknown_fields()]
 
     def check_unknown(self) -> None:

@@ -81,7 +81,7 @@ class ResponseTool(RequestModel):
 
 
 class ReasoningOptions(RequestModel):
-    """How the model thinks."""
+    """OpenAI's `reasoning` object."""
 
     effort: ReasoningEffort | None = None
 
@@ -112,7 +112,7 @@ class ResponsesRequest(TemplateArguments, ToolFields):
     store: bool | None = None
 
     def ignored(self) -> list[str]:
-        """Return what has no effect: unknown fields, tools that are no functions, and items that are left out."""
+        """Describe ignored parts for the log: unknown fields, tools other than functions, items without text."""
         tools = {tool.type for tool in self.tools or ()} - {FUNCTION}
         items = [] if isinstance(self.input, str) else self.input
         kinds = {str(item.type) for item in items if item.is_left_out}
@@ -124,7 +124,7 @@ class ResponsesRequest(TemplateArguments, ToolFields):
 
     @property
     def effort(self) -> ReasoningEffort | None:
-        """How much the model should think, None for the template's default."""
+        """Reasoning effort; None for the chat template's default."""
         return None if self.reasoning is None else self.reasoning.effort
 
     @property

@@ -79,7 +79,7 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        # Guards the flag: what is submitted before the loop is closed runs or is cancelled, what comes later fails.
+        # The lock guards the flag: coroutines submitted before `close` run or are cancelled, later ones fail.
         self._lock, self._is_closed = threading.Lock(), False
         self._thread.start()
 

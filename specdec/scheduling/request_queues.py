@@ -54,7 +54,7 @@ class RequestQueues:
         if self._policy == "priority":
             turn = step + PRIORITY_STEPS * request.priority
         else:
-            # A client alone has nobody to delay.
+            # With a single client, the order of arrival is enough.
             has_others = len(self._last_turns) > (client in self._last_turns)
             if has_others and any(self._is_late(one, last - step) for one, last in self._last_turns.items()):
                 self._renew_turns(step)

@@ -123,7 +123,7 @@ async def serve(
 
 
 async def _stop_at_failure(llm: AsyncLLM, server: HttpServer) -> EngineDeadError:
-    """End the server when the engine has failed for good: whoever started it can start it anew."""
+    """Stop the server when the engine has failed for good, so that systemd or a container restarts it."""
     error = await llm.failure()
     server.should_exit = True
     return error

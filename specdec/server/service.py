@@ -140,7 +140,7 @@ class Service:
             params.truncate_prompt_tokens = max(1, longest - (params.max_tokens or longest // 4))
 
     def accept(self, body: RequestModel, model: str | None) -> None:
-        """Check lengths of lists and the name of the model or adapter, and report what has no effect.
+        """Check lengths of lists and the name of the model or adapter, and log ignored fields once.
 
         Raises:
             ApiError: 404, another model; 400, a list that is too long.

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from specdec import LLM, DraftShape, SamplingParams
-from specdec.building.first_requests import first_kinds
+from specdec.building.kernel_warmup import warmup_kinds
 from tests.fakes import save_random_eagle3, save_random_llama
 from tests.profiles import by_day
 from tests.simulated_gpu import simulated_gpu
@@ -37,7 +37,7 @@ def test_requests_launch_nothing_new(
     """Scores are in bfloat16 where nothing changes them, else in float32; with drafts, drawn drafts, and none."""
     save_random_llama(tmp_path / "target", head_dim=16)
     save_random_eagle3(tmp_path / "head", head_dim=16)
-    monkeypatch.setattr("specdec.building.engine_builder.first_kinds", first_kinds)
+    monkeypatch.setattr("specdec.building.engine_builder.warmup_kinds", warmup_kinds)
     with simulated_gpu(monkeypatch), recorded_launches() as found:
         llm = LLM(
             tmp_path / "target",

@@ -1,4 +1,4 @@
-"""Requests before any other, so that no user's request waits while a GPU's kernels are compiled."""
+"""Warm-up: dummy requests at start compile a GPU's kernels, so that no user's request waits for a compilation."""
 
 from collections.abc import Sequence
 
@@ -19,8 +19,8 @@ EDITED = (Sampling(repetition_penalty=1.1), Sampling(temperature=0.7, repetition
 PROMPT, STEPS = 4, 4
 
 
-def made_request(name: str, prompt: int, sampling: Sampling, longest: int, predicted: int) -> Request:
-    """Return a request that nobody waits for.
+def dummy_request(name: str, prompt: int, sampling: Sampling, longest: int, predicted: int) -> Request:
+    """Return a request for warm-up and memory profiling.
 
     Args:
         prompt: its number of tokens.
@@ -42,8 +42,8 @@ def made_request(name: str, prompt: int, sampling: Sampling, longest: int, predi
     )
 
 
-def first_kinds(depth: int) -> list[tuple[Sampling, int]]:
-    """Return how each request is sampled, and its number of new tokens.
+def warmup_kinds(depth: int) -> list[tuple[Sampling, int]]:
+    """Return the sampling and the number of new tokens of each warm-up request.
 
     Args:
         depth: levels of draft trees.
@@ -53,20 +53,20 @@ def first_kinds(depth: int) -> list[tuple[Sampling, int]]:
     return kinds + [(sampling, levels + 2) for levels in range(1, depth + 1) for sampling in EDITED]
 
 
-def run_first_requests(
+def run_warmup(
     engine: LLMEngine, kinds: Sequence[tuple[Sampling, int]], longest: int, entries: int, predicted: int
 ) -> None:
-    """Have requests of all kinds decode, one at a time; what they leave in the cache is not published.
+    """Decode a request of each kind, one at a time; other requests find none of what that leaves in the cache.
 
     Kernels are compiled at their first launch, of each type of scores anew, which takes seconds where a vocabulary is
     large. Larger batches take no others.
 
     Args:
         engine: an idle one, which is not used afterwards. On several ranks all run the same.
-        kinds: of `first_kinds`.
+        kinds: of `warmup_kinds`.
         longest: limit of a request's tokens.
         entries: cache entries of a request's drafts.
-        predicted: see `made_request`.
+        predicted: see `dummy_request`.
     """
     cache = engine.worker.cache
     cache.apply_moves([BlockMove(MoveKind.COPY, cache.null_block, cache.null_block)])
@@ -75,7 +75,7 @@ def run_first_requests(
         limit = min(PROMPT + tokens, room)
         if limit < PROMPT + 2:
             continue
-        request = made_request(f"first-{number}", PROMPT, sampling, limit, predicted)
+        request = dummy_request(f"warmup-{number}", PROMPT, sampling, limit, predicted)
         engine.add_request(request)
         for _ in range(STEPS):
             if engine.has_unfinished:
