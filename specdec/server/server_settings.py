@@ -96,8 +96,7 @@ class ServerSettings:
     )
     sse_keep_alive_interval: float = setting(
         45.0,
-        "Seconds without an event of a stream after which a comment is sent, so that proxies keep the connection; 0: "
-        "none.",
+        "Seconds after which a stream without an event gets a comment, so that proxies keep it open; 0: none.",
         least=0,
         metavar="SECONDS",
     )
