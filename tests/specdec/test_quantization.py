@@ -4,6 +4,7 @@ import gc
 import logging
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,7 +100,8 @@ def test_other_kernels_refuse_it(settings: dict[str, Any], remedy: str, monkeypa
         LLM(draft=None, quantization="q8", **settings)
 
 
-def test_on_a_gpu_it_is_refused() -> None:
+def test_on_a_gpu_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(major=9))
     with pytest.raises(ValueError, match=r"not for the triton kernels; use device 'cpu', or quantization 'none'$"):
         choose_kernels("auto", torch.device("cuda"), torch.float32, None, "q8")
 
