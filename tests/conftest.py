@@ -55,9 +55,9 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what one runs while working: all tests but those of modules that are marked slow, and those of the night."""
+    """Mark what one runs while working: what is neither of a module that is marked slow, nor long, nor of the night."""
     for item in items:
-        if item.get_closest_marker("slow") is None and item.get_closest_marker("nightly") is None:
+        if not any(item.get_closest_marker(name) for name in ("slow", "long", "nightly")):
             item.add_marker("fast")
 
 

@@ -40,7 +40,14 @@ def num_cases(count: int) -> int:
     return count * PROFILES[_name] // USUAL
 
 
-def by_day(cases: Sequence[Any], few: int) -> list[Any]:
-    """Return cases for `parametrize`, all but the first `few` marked `nightly`; list first what covers the most."""
+def by_day(cases: Sequence[Any], few: int, short: int | None = None) -> list[Any]:
+    """Return cases for `parametrize`, all but the first `few` marked `nightly`; list first what covers the most.
+
+    Of these few, all but the first `short` are marked `long`; with None, none.
+    """
     values = [case if isinstance(case, tuple) else (case,) for case in cases]
-    return [pytest.param(*own, marks=pytest.mark.nightly if place >= few else ()) for place, own in enumerate(values)]
+    marks = [
+        [pytest.mark.nightly] if place >= few else [pytest.mark.long] if short is not None and place >= short else []
+        for place in range(len(values))
+    ]
+    return [pytest.param(*own, marks=own_marks) for own, own_marks in zip(values, marks, strict=True)]

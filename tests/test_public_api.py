@@ -60,6 +60,7 @@ def test_another_name_is_refused() -> None:
         specdec.Engine  # noqa: B018
 
 
+@pytest.mark.long
 def test_nothing_is_printed_unless_logs_are_asked_for() -> None:
     code = """
 import logging

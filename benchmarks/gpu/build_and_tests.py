@@ -39,7 +39,10 @@ SUMMARY = re.compile(r"ERROR SUMMARY|RACECHECK SUMMARY|\d+ (passed|failed|error)
 
 
 def run(stage: Stage) -> None:
-    build, tests = ["setup.py", "build_ext", "--inplace"], ["tests/kernels", "-n", str(TEST_WORKERS)]
+    build, tests = (
+        ["setup.py", "build_ext", "--inplace"],
+        ["tests/kernels", "-m", "not nightly", "-n", str(TEST_WORKERS)],
+    )
     if stage.rehearse:
         # What takes minutes is not done again: an installation has built the library, and CI runs all tests.
         build, tests = [*build, "--help"], ["tests/kernels/test_elementwise_kernels.py", "-n", "0"]

@@ -42,7 +42,7 @@ def test_all_kernel_tests_run_and_both_checkers(tmp_path: Path, monkeypatch: pyt
     build, tests, memcheck, racecheck = commands
     assert stage.failures == []
     assert build == "setup.py build_ext --inplace"
-    assert tests.endswith("tests/kernels -n 8")
+    assert tests.endswith("tests/kernels -m not nightly -n 8")
     assert memcheck.startswith("compute-sanitizer ")
     assert memcheck.endswith("--tool memcheck -m benchmarks.gpu.short_engine")
     assert racecheck.endswith("--tool racecheck -m benchmarks.gpu.one_kernel " + " ".join(build_and_tests.RACED))

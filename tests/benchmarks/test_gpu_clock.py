@@ -14,6 +14,7 @@ from tests.simulated_gpu import GPU, simulated_gpu
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")]
 
 
+@pytest.mark.long
 def test_every_kernel_is_captured_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "FLUSHED_BYTES", 1 << 10)
     with simulated_gpu(monkeypatch), torch.cuda.device(GPU):

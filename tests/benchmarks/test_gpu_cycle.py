@@ -13,6 +13,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("head", HEADS)
 def test_as_many_drafts_are_accepted_as_asked(head: str) -> None:
     engines = Engines(TINY, DEVICE)

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 ARGS = {"clients": 2, "threads": 1, "draft": "eagle", "before": None}
 
 
+@pytest.mark.long
 def test_a_vllm_that_is_installed_is_measured_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_llama(tmp_path / "target")
     program = tmp_path / "vllm"
@@ -36,6 +37,7 @@ def test_a_vllm_that_is_installed_is_measured_too(tmp_path: Path, monkeypatch: p
             assert all((answer.first is not None) == stream for answer in run.answers)
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "specdec", "serve", str(tmp_path / "none")]
     with pytest.raises(RuntimeError, match=r"the server did not start: .*none"), serving.server(command):

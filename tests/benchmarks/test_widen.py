@@ -38,6 +38,7 @@ def prompts(llm: LLM) -> list[list[int]]:
     return [llm.chat_prompt(read_prompts(name)[0])[-24:] for name in ("sgd-eval", "gsm8k-eval")]
 
 
+@pytest.mark.long
 def test_logits_in_float32_are_the_demos(wide: Path) -> None:
     small, large = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -50,6 +51,7 @@ def test_logits_in_float32_are_the_demos(wide: Path) -> None:
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("head", by_day(["eagle3", "eagle", "dspark"], 1))
 def test_tokens_and_draft_trees_are_the_demos(wide: Path, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"shape": DraftShape(4, 4, 12), "kv_cache_memory": 64 << 20}

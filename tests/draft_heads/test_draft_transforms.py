@@ -235,6 +235,7 @@ def kernel_set(name: str) -> KernelSet:
     return TORCH if name == "torch" else kernels_of(library(name, 2, torch.float32))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_block", [False, True], ids=["by level", "by block"])
 @pytest.mark.parametrize("kernels", [["torch"], FORMS], ids=["torch", "native"])
 @settings(max_examples=num_cases(100))
@@ -261,6 +262,7 @@ def test_searched_trees_follow_the_transforms(
             assert others <= (values.min() + 1e-3 if len(tokens) == width else -math.inf)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_block", [False, True], ids=["by level", "by block"])
 @settings(max_examples=num_cases(100))
 @given(st.data(), st.sampled_from(VOCABULARIES), seeds, st.booleans(), st.integers(1, 7))

@@ -154,6 +154,7 @@ def empty_cache(head: EagleForm, blocks: int) -> tuple[Tensor, Tensor]:
     return kv, torch.full((blocks * 8, HIDDEN), float("nan"), dtype=torch.float64)
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(12))
 @given(
     shape=draft_shapes(max_depth=5, max_branching=5, max_nodes=80),

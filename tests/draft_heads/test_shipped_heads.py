@@ -48,6 +48,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("folder", HEADS, ids=lambda folder: folder.name)
 def test_a_head_drafts_beside_a_target_of_its_models_sizes(folder: Path, target: Path) -> None:
     """Random weights agree with no draft; the tokens are those of plain decoding."""

@@ -28,6 +28,7 @@ def walk_of(paths: list[list[int]], depth: int, next_tokens: list[int]) -> Walk:
     return Walk(*(torch.tensor(part, device=DEVICE) for part in (padded, [len(path) for path in paths], next_tokens)))
 
 
+@pytest.mark.long
 @given(trees, seeds, st.sampled_from([1, 2, 4, MOVES_AT_ONCE]), st.sampled_from(list(BITS)), st.booleans())
 def test_accepted_entries_move_behind_their_chains(
     given_trees: list, seed: int, at_once: int, dtype: torch.dtype, has_features: bool

@@ -18,6 +18,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arch", SHARED_LIMIT)
 def test_named_models_fit_a_block_without_spilling(arch: int) -> None:
     compiled = list(compile_all(model_launches(arch), arch))
@@ -26,6 +27,7 @@ def test_named_models_fit_a_block_without_spilling(arch: int) -> None:
     assert {launch.line: found.fault(arch) for launch, found in compiled if found.fault(arch)} == {}
 
 
+@pytest.mark.long
 def test_every_integer_may_be_one() -> None:
     """Triton makes a constant of an integer that is 1, which has no methods."""
     first: dict[str, Launch] = {}

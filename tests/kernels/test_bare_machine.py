@@ -30,7 +30,7 @@ def run_pytest(folder: Path, *arguments: str) -> str:
     paths = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     # schemathesis is itself a plugin.
     plugins = ["-p", "bare_machine", "-p", "no:schemathesis", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", *plugins, "-n", "0", "-q"]
+    command = [sys.executable, "-m", "pytest", *plugins, "-n", "0", "-q", "-m", "not nightly"]
     done = subprocess.run(
         [*command, *arguments], cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
     )
@@ -38,10 +38,12 @@ def run_pytest(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_all_files_are_collected(tmp_path: Path) -> None:
     assert " tests collected" in run_pytest(tmp_path, "--collect-only", "tests/kernels").splitlines()[-1]
 
 
+@pytest.mark.long
 def test_tests_of_the_library_are_skipped_with_the_reason(tmp_path: Path) -> None:
     """Asked for while a file is imported, while hypothesis draws arguments, and in a test."""
     files = [f"tests/kernels/test_{name}.py" for name in ("native_walks", "native_adapters", "quantized_products")]

@@ -96,6 +96,7 @@ def walks_of(scores: Tensor, trees: PackedTrees, noise: NoiseColumns) -> Found:
     return found
 
 
+@pytest.mark.long
 @given(cases)
 @example(Case([DraftTree()], 0))
 @example(Case([chain_of([1] * 40), DraftTree(), chain_of([2])], 1))
@@ -112,6 +113,7 @@ def test_walks_as_the_verifier_does(case: Case) -> None:
     assert walks_of(scores, packed(case.trees, max_nodes, depth), noise) == expected
 
 
+@pytest.mark.long
 @given(cases, st.integers(0, 4))
 def test_a_path_of_the_greatest_length_ends_with_its_last_nodes_token(case: Case, depth: int) -> None:
     generator = random.Random(case.seed)
@@ -124,6 +126,7 @@ def test_a_path_of_the_greatest_length_ends_with_its_last_nodes_token(case: Case
     assert walks_of(scores, packed(case.trees, max(len(tree) for tree in case.trees), depth), noise) == expected
 
 
+@pytest.mark.long
 @given(many_trees, seeds, st.sampled_from([VOCAB, 1500]))
 def test_the_tokens_are_those_of_the_argmax_with_noise(many: list[DraftTree], seed: int, vocab: int) -> None:
     """To the bit: a row without drafts gets the same token."""

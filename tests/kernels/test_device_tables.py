@@ -26,6 +26,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.long
 @given(st.lists(some, min_size=8, max_size=8), steps)
 def test_each_row_holds_its_table_once_the_packet_is_sent(start: list[list[int]], drawn: list) -> None:  # type: ignore[type-arg]
     """Eight tables where six find room, packets that are never sent or fail to be, and blocks behind tables."""

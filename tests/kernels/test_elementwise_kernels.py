@@ -132,6 +132,7 @@ def test_rotary_store_equals_rotation_and_store(
     assert kv[unused].isnan().all()
 
 
+@pytest.mark.long
 @given(
     seeds,
     st.integers(1, 4),

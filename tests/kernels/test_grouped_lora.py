@@ -71,6 +71,7 @@ requests = st.lists(st.tuples(st.integers(0, PLACES), st.sampled_from([1, 3, 9, 
 part_ranks = st.lists(st.sampled_from([0, 1, 7, 16, 17, RANKS[1]]), min_size=2, max_size=2)
 
 
+@pytest.mark.long
 @given(
     seeds,
     requests,

@@ -206,6 +206,7 @@ def test_rows_beyond_two_billion_numbers() -> None:
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.long
 @given(
     seeds,
     st.integers(1, 3),
@@ -232,6 +233,7 @@ def test_the_k_largest_are_the_references(
     assert all(len(set(row)) == k for row in actual.tokens.tolist())
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(15))
 @given(
     seeds,
@@ -303,6 +305,7 @@ def test_misfits_are_refused() -> None:
             perturbed_top_k(scores, NoiseColumns(key, key, key, greedy), 2, tokens.to(DEVICE))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["seed", "sample", "position"])
 def test_noise_is_gumbel_and_independent_from_key_to_key_and_token_to_token(which: int) -> None:
     """All limits are 0.1 % points; the keys are fixed, and differ in one number by one."""

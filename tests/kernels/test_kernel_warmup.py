@@ -30,6 +30,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("verify", "draft", "shape"), by_day(CASES, 1))
 def test_requests_launch_nothing_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: str, draft: str, shape: DraftShape

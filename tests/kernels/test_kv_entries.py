@@ -231,6 +231,7 @@ def test_attention_in_torch(
     check_error(actual, query, numbers, kv, made.slots_seen, scales, slopes)
 
 
+@pytest.mark.long
 @given(small_cases(), st.integers(1, 2), st.sampled_from([16, 80]), st.sampled_from(DTYPES), codes, st.booleans())
 def test_attention_in_triton(
     case: Case, kv_heads: int, dim: int, dtype: torch.dtype, code: torch.dtype, given: bool

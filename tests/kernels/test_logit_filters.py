@@ -19,6 +19,7 @@ vocabularies = st.one_of(
 )
 
 
+@pytest.mark.long
 @given(vocabularies, st.lists(limits, min_size=1, max_size=3), seeds, st.sampled_from([0.0, 0.5, 4.0]))
 @example(1, [(1.0, 1, 1e-6)], 0, 0.0)
 # Less than the least float32: the likeliest token stays.
@@ -41,6 +42,7 @@ def test_kept_tokens_are_those_of_the_parameters(
             assert least <= ids <= most
 
 
+@pytest.mark.long
 @given(vocabularies, limits, seeds)
 def test_a_row_keeps_the_same_whatever_runs_beside_it(vocab: int, asked: tuple[float, int, float], seed: int) -> None:
     """Speculation is invisible only so: a token of the step's root is judged alike with a tree and without."""

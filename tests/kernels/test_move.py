@@ -48,6 +48,7 @@ def accepted_paths(draw: st.DrawFn) -> Moves:
     return Moves([*source, spare, spare], [*target, spare, spare], spare + 1)
 
 
+@pytest.mark.long
 @given(accepted_paths(), seeds, st.sampled_from([1, 2, 4, MOVES_AT_ONCE]), st.sampled_from(list(BITS)))
 def test_accepted_paths_move_down_whole(moves: Moves, seed: int, at_once: int, dtype: torch.dtype) -> None:
     """However many moves are read together, and some to where they are: nothing is read after it was overwritten."""
@@ -73,6 +74,7 @@ def test_few_moves_may_overlap_in_any_way(seed: int, count: int, size: int) -> N
     assert torch.equal(bits(kv), bits(expected))
 
 
+@pytest.mark.long
 @given(seeds, st.integers(1, 60), st.sampled_from([1, 4, MOVES_AT_ONCE]), st.sampled_from([1, 3, 8]))
 def test_blocks_are_copied_like_runs_of_slots(seed: int, count: int, at_once: int, block_size: int) -> None:
     """Blocks are as `KVCache.apply_moves` groups them: none is read or written after it was written."""

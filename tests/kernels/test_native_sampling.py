@@ -78,6 +78,7 @@ def test_kept_noise_of_another_maker() -> None:
 vocabularies = st.one_of(st.integers(1, 70), st.sampled_from([999, 3100, 9001]))
 
 
+@pytest.mark.long
 @given(libraries, vocabularies, st.lists(limits, min_size=1, max_size=3), seeds, st.sampled_from([0.0, 0.5, 4.0]))
 @example(library(FORMS[-1], 1, torch.float32), 9001, [(0.0, 0, 0.999), (0.0, 2, 0.9), (0.3, 10**6, 1.0)], 5, 4.0)
 @example(library(FORMS[-1], 1, torch.float32), 9001, [(0.0, 600, 1.0), (0.0, 600, 0.999), (0.01, 600, 0.9)], 5, 0.0)

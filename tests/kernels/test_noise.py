@@ -54,6 +54,7 @@ def test_has_the_gumbel_distribution() -> None:
     assert statistic < 1.95 / math.sqrt(n)
 
 
+@pytest.mark.long
 def test_argmax_of_log_p_plus_noise_samples_p() -> None:
     """Chi-square of 20,000 draws at the 0.1 % point of 3 degrees of freedom."""
     p = torch.tensor([0.5, 0.25, 0.2, 0.05])

@@ -22,6 +22,7 @@ def nan_outputs() -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 @given(quantized_rows(), st.integers(1, 20) | st.integers(60, 140), st.booleans(), st.sampled_from(DTYPES))
 @example(random_rows("uint4", 70, 256, 64, "zeros"), 17, True, torch.bfloat16)
 @example(random_rows("fp8", 33, 300, 128), 3, False, torch.float16)

@@ -59,6 +59,7 @@ def naive_attention(built: Built, scale: float, slopes: Tensor | None) -> Tensor
     return torch.stack(output)
 
 
+@pytest.mark.long
 @given(cases())
 @example(Case([Part(5, 1, star(TILE_ROWS), TILE_ROWS)], 2, 8, 0, 0))
 @example(Case([Part(5, 0, star(4), 1)], 2, 8, 1, 0))
@@ -73,6 +74,7 @@ def test_tree_attention_equals_loop_over_rows(case: Case) -> None:
     torch.testing.assert_close(actual, naive_attention(built, 0.7, slopes), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.long
 @given(cases(), st.sampled_from([(torch.float32, 1e-6), (torch.bfloat16, 2**-8), (torch.float16, 2**-11)]))
 def test_tree_attention_in_low_precision_rounds_thrice(case: Case, precision: tuple[torch.dtype, float]) -> None:
     """Once the weights, once the output, once more where two parts are merged; scores and sums not at all.

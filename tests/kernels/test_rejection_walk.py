@@ -62,6 +62,7 @@ def prepared(drawn: Batch, extra: int = 0) -> dict[str, Any]:
     return drawn.arguments(extra, drawn.depth + extra)
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(60))
 @given(trees, seeds, st.booleans(), st.sampled_from([0.0, 0.3]), st.integers(0, 3))
 @example([DraftTree()], 0, False, 0.0, 0)
@@ -87,6 +88,7 @@ def assert_equal(drawn: Batch, arguments: dict[str, Any], nearest: float = 0.0) 
     assert all(margin(drawn, row) < nearest for row in wrong), [(row, ours[row], theirs[row]) for row in wrong]
 
 
+@pytest.mark.long
 @given(
     trees,
     seeds,
@@ -114,6 +116,7 @@ def test_the_kernel_walks_as_the_twin_does(
         assert_equal(drawn, prepared(drawn, extra), TOO_NEAR)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_draft", [False, True])
 def test_siblings_are_tried_one_after_the_other(has_draft: bool) -> None:
     """Q loses most of its mass with the first child, which p mostly rejects; one child q cannot have drawn."""
@@ -128,6 +131,7 @@ def test_siblings_are_tried_one_after_the_other(has_draft: bool) -> None:
         assert_equal(drawn, prepared(drawn), TOO_NEAR)
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(12))
 @given(trees, seeds, st.booleans())
 def test_kernel_and_reference_agree_exactly_without_rounding(many: list[DraftTree], seed: int, has_draft: bool) -> None:
@@ -163,6 +167,7 @@ def without_below(tree: DraftTree, stumps: set[int]) -> tuple[DraftTree, list[in
     return DraftTree(tuple(tree.tokens[node] for node in kept), parents), kept
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(12))
 @given(trees, seeds, st.booleans(), st.integers(0, 3))
 def test_a_path_of_the_greatest_length_ends_as_if_no_child_came_behind(
@@ -240,6 +245,7 @@ def test_scores_beyond_two_billion_numbers() -> None:
     assert as_lists(rejection_walk(**{**arguments, **far})) == as_lists(rejection_walk(**{**arguments, **near}))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_draft", [False, True])
 def test_the_first_token_follows_p(has_draft: bool) -> None:
     """One launch has many rows; the interpreter, which is slow, runs fewer of them than the twin."""
@@ -292,6 +298,7 @@ def test_misfits_are_refused() -> None:
     refused(r"sampled \(1,\) torch.int64", noise=noise._replace(sampled=noise.seeds))
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(12))
 @given(trees, seeds)
 def test_laws_may_lie_in_any_order(many: list[DraftTree], seed: int) -> None:

@@ -194,6 +194,7 @@ def test_rows_of_a_block_see_each_other_across_tiles() -> None:
     assert_attends(output, built)
 
 
+@pytest.mark.long
 @given(cases(most=1, longest=100, most_rows=5), shapes)
 @example(Case([Part(33 * JOINED_PARTS, 1, star(3), 3)], 4, 16, 0, 0), Shape(2, 16, torch.float32))
 @example(Case([Part(1, 100, EMPTY, 0)], 1, 16, 1, 0), Shape(1, 64, torch.bfloat16))

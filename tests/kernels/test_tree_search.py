@@ -68,6 +68,7 @@ def searched(seed: int, rows: int, width: int, depth: int, ties: bool, words: in
     return SearchedLevels(values, tokens, best, torch.empty(0), torch.empty(0))
 
 
+@pytest.mark.long
 @given(
     seeds, st.integers(1, 3), st.integers(1, 5), st.integers(1, 5), st.booleans(), st.sampled_from([0, 1, 2]), st.data()
 )

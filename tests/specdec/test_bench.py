@@ -81,6 +81,7 @@ def bench(tiny: Tiny, dataset: Path, capsys: pytest.CaptureFixture[str], monkeyp
     return call
 
 
+@pytest.mark.long
 def test_latency_measures_all_modes_in_one_run(bench: Bench, tiny: Tiny) -> None:
     other = f"{tiny.head}:nodes=3,adaptive_drafts=on"
     result = bench("latency", "--draft", tiny.head, "--draft", other, "--draft", "ngram", "--json")
@@ -122,6 +123,7 @@ def test_figures_of_speculation_are_those_of_the_engine(bench: Bench, tiny: Tiny
     assert "tok_per_s" not in mode
 
 
+@pytest.mark.long
 def test_modes_share_the_memory_of_a_gpu(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """All are loaded into one process, one after another; a mode's own setting counts as it is."""
     shares, real = [], comparison.resolved_config

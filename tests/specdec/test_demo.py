@@ -56,6 +56,7 @@ def test_greedy_tokens_and_logits_equal_transformers(plain: LLM, eagle: LLM, pro
     assert sum(o.stats.tokens for o in drafted) > 1.8 * sum(o.stats.steps for o in drafted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_head_none_and_random_drafts_agree(
     plain: LLM, eagle: LLM, prompts: list[list[int]], temperature: float
@@ -94,6 +95,7 @@ def test_both_fit_the_package() -> None:
             assert named in card
 
 
+@pytest.mark.long
 def test_the_first_command_shows_accepted_drafts_every_time(eagle: LLM) -> None:
     """Adaptive trees have nothing to learn from yet, so the first ones are those of fixed trees, whatever they cost."""
     prompt = [{"role": "user", "content": "I would like to find a restaurant in San Jose."}]

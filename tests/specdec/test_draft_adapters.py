@@ -78,6 +78,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kernels", "draft", "edits", "temperature"), CASES)
 def test_trees_are_those_of_the_merged_draft_model(
     world: World, made: Any, kernels: str, draft: str, edits: dict[str, float], temperature: float
@@ -120,6 +121,7 @@ def test_the_adapter_of_the_draft_model_sets_prefixes_apart(world: World, made: 
     assert outputs[3].token_ids == outputs[8].token_ids != outputs[0].token_ids
 
 
+@pytest.mark.long
 def test_tau_is_told_for_each_adapter_and_either_draft_model(world: World, made: Any) -> None:
     adapters, _ = made("eagle3")
     llm = engine(world, "eagle3")

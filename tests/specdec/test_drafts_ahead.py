@@ -47,6 +47,7 @@ CASES: list[tuple[str, str, bool, bool, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(("head", "rule", "sized", "chained", "settings"), by_day(CASES, 2))
 def test_trees_are_those_that_the_step_would_draft(
@@ -135,6 +136,7 @@ def steps_of(llm: LLM, sized: bool, monkeypatch: pytest.MonkeyPatch) -> list[Any
     return steps
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("gpu")
 def test_padding_rows_have_no_drawn_trees(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph drafts for four rows where three requests run."""
@@ -155,6 +157,7 @@ def test_the_host_waits_for_what_was_asked_before_alone() -> None:
         assert second.read() == [[4]]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("gpu")
 def test_a_step_that_fails_is_not_followed(folder: Path) -> None:
     """What would have followed it writes to blocks that belong to others by then."""

@@ -133,6 +133,7 @@ def test_a_head_without_attention_drafts(tiny: Tiny, mlp_head: Path) -> None:
     assert llm.stats().drafts_verified > 0
 
 
+@pytest.mark.long
 def test_an_engine_process_and_ranks_import_it(tiny: Tiny, mlp_head: Path) -> None:
     given: dict[str, Any] = {**FEW, "plugins": ["bigrams", "mlp_head"], "draft_options": ["bigrams=1"]}
     plain = greedy(LLM(tiny.target, None, **FEW))
@@ -151,6 +152,7 @@ def test_an_engine_process_and_ranks_import_it(tiny: Tiny, mlp_head: Path) -> No
     assert asyncio.run(served()) == plain
 
 
+@pytest.mark.long
 def test_commands_take_it(tiny: Tiny, mlp_head: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "ab ab ab"}\n')

@@ -44,7 +44,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("requests", "draft", "most", "temperature"), by_day(CASES, 4))
+@pytest.mark.parametrize(("requests", "draft", "most", "temperature"), by_day(CASES, 4, short=2))
 def test_a_step_asks_for_little(
     folder: Path,
     gpu: SimulatedGPU,
@@ -112,6 +112,7 @@ def kernels_of_a_step(llm: LLM, gpu: SimulatedGPU, prompt: list[int]) -> tuple[i
     return counts["launch"] + counts["operation"], places
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("known", "qk_norm", "most"), [(8, False, 6), (150, False, 7), (8, True, 6), (150, True, 7)])
 def test_a_layer_takes_few_small_kernels(
     tmp_path: Path, gpu: SimulatedGPU, known: int, qk_norm: bool, most: int
@@ -136,6 +137,7 @@ def test_a_layer_takes_few_small_kernels(
     assert of_three - of_one == 2 * (4 + most), places
 
 
+@pytest.mark.long
 def test_a_level_of_drafting_takes_few_kernels(folder: Path, gpu: SimulatedGPU) -> None:
     """Beside five products and a layer's seven: embedding, two norms and their join, rotation, states, top k, frontier.
 

@@ -36,6 +36,7 @@ def outcome(output: RequestOutput) -> object:
     )
 
 
+@pytest.mark.long
 @settings(max_examples=CASES)
 @given(
     cases=arrivals,

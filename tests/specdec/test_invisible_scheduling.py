@@ -136,6 +136,7 @@ def kv_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kv")
 
 
+@pytest.mark.long
 @settings(max_examples=CASES)
 @given(
     cases=arrivals,

@@ -13,7 +13,7 @@ from specdec.kernels.types.tree import DraftTree
 from specdec.verify.sampling import Sampling
 from tests.coded_cache import KV_CACHE_DTYPES
 from tests.fakes import RandomDrafter
-from tests.profiles import num_cases
+from tests.profiles import by_day, num_cases
 from tests.specdec import oracle
 from tests.specdec.drawn_requests import Arrival, KnowingDrafter, arrivals, cut, edited, run, shapes
 from tests.specdec.output_checks import check, check_prompt, expect
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 CASES = num_cases(100)
 
 
+@pytest.mark.long
 @settings(max_examples=CASES)
 @given(
     cases=arrivals,
@@ -126,7 +127,7 @@ def test_output_is_that_of_the_plain_loop(
             check_prompt(group, world.adapted(case.adapter), case.params)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", by_day([1.0, 0.0], 2, short=1))
 def test_alone_and_in_a_batch_of_eight(world: World, temperature: float) -> None:
     """The heads' drafts, random drafts and none give the same tokens, alone and together."""
     generator = torch.Generator().manual_seed(5)

@@ -50,6 +50,7 @@ def test_a_token_takes_half_the_bytes(
     assert least < times < 2 if code == torch.int8 else times == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernels", ["torch", "native"])
 def test_twice_the_requests_run_in_the_same_memory(tmp_path: Path, kernels: str) -> None:
     """Counted: requests of one step, each of which needs three blocks."""
@@ -160,6 +161,7 @@ def test_scales_beside_quantised_weights(world: World, tmp_path: Path, name: str
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernels", ["torch", "native"])
 @pytest.mark.parametrize("kind", ["float", "int"])
 def test_a_checkpoint_with_scales_is_stored_by_them(world: World, tmp_path: Path, kernels: str, kind: str) -> None:
@@ -234,6 +236,7 @@ def test_a_draft_model_may_have_another_cache(world: World) -> None:
     assert found == [(torch.int8, draft, torch.float32) for draft in (torch.int8, torch.float8_e5m2, torch.float32)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("ranks", "stages"), by_day([(2, 1), (1, 2), (4, 1)], 2))
 def test_ranks_with_a_checkpoints_scales(
     world: World, tmp_path: Path, ranks: int, stages: int, monkeypatch: pytest.MonkeyPatch

@@ -32,6 +32,7 @@ def llm(folder: Path) -> LLM:
     return LLM(folder / "target", folder / "head", dtype="float32", shape=DraftShape(3, 2, 6), max_model_len=64)
 
 
+@pytest.mark.long
 def test_an_engine_on_a_cpu_does_without_triton() -> None:
     """It is not there on every machine, and takes a second to import."""
     code = "import sys, specdec.building.engine_builder; sys.exit('triton' in sys.modules)"

@@ -61,6 +61,7 @@ def test_native_logits_are_those_of_the_merged_weights(world: World, tmp_path: P
     assert max(found) < (1e-4 if quantization == "none" else 0.3)
 
 
+@pytest.mark.long
 def test_prefixes_are_shared_within_an_adapter_alone(world: World) -> None:
     (prompt,) = prompts(1, 60)
     llm = engine(world, "eagle", block_size=8)

@@ -98,6 +98,7 @@ def test_trees_are_the_same(
     assert searches > 3
 
 
+@pytest.mark.long
 def test_unsupported_searches_run_in_python(world: World) -> None:
     """Logit edits and some edge scorers are no part of the call; the output is that of plain decoding all the same."""
     prompts = [list(range(5, 15)), list(range(3, 40))]

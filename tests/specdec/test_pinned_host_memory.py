@@ -112,6 +112,7 @@ def test_copies_are_done_before_host_memory_is_freed(gpu: SimulatedGPU) -> None:
     assert gpu.waits == ["specdec.kv_transfer.host_blocks: synchronize of an event"]
 
 
+@pytest.mark.long
 def test_an_engine_takes_what_was_asked(gpu: SimulatedGPU, tmp_path: Path) -> None:
     save_random_llama(tmp_path / "target", head_dim=16)
     save_random_head(tmp_path / "head", head_dim=16)

@@ -43,6 +43,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("capability", by_day(OLDER, 1))
 def test_older_processors(capability: str) -> None:
     asked = {"ATEN_CPU_CAPABILITY": capability.lower(), "ONEDNN_MAX_CPU_ISA": PROCESSORS[capability]}

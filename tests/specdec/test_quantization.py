@@ -66,6 +66,7 @@ def test_every_matrix_is_in_8_bits_and_no_embedding(tmp_path: Path, tied: bool) 
     assert unrounded != pytest.approx(exact, abs=1e-3)
 
 
+@pytest.mark.long
 @needs_library
 @pytest.mark.parametrize("draft", ["none", "eagle", "eagle3", "llama"])
 def test_no_weight_is_kept_beside_its_packed_form(world: World, draft: str) -> None:

@@ -130,7 +130,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", by_day(list(CASES), 5))
+@pytest.mark.parametrize("name", by_day(list(CASES), 5, short=1))
 def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -167,6 +167,7 @@ def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
         assert llm.stats().preemptions > 0 or settings is not CRAMPED
 
 
+@pytest.mark.long
 def test_a_rule_of_a_plugin_gets_what_drafts_were_drawn_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without q, rejection sampling comes to other tokens. Trees of requests with a grammar are on the host already."""
     with_rule = partial(RejectionVerifier, rule=walk_rejection)
@@ -222,6 +223,7 @@ def test_older_gpus_have_neither_bfloat16_nor_the_triton_kernels(monkeypatch: py
         choose_kernels("triton", old, torch.float32)
 
 
+@pytest.mark.long
 def test_adapters_on_a_device(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Steps with adapters and without are replayed from graphs of their own; the host waits for no adapter."""
     target = LlamaForCausalLM.from_pretrained(folder / "target", dtype="float64")
@@ -271,6 +273,7 @@ def drafted(
     ]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("gpu")
 def test_costs_are_measured_within_the_context(folder: Path) -> None:
     """The block tables of graphs are as long as the context, which may be shorter than what the model was made for."""
@@ -279,6 +282,7 @@ def test_costs_are_measured_within_the_context(folder: Path) -> None:
     assert max(llm.engine.scheduler.step_cost.passes.xs) <= llm.config.max_model_len == 48
 
 
+@pytest.mark.long
 def test_slopes_lie_on_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Captured passes read them, of a target with ALiBi and of such a model that drafts."""
     sizes = {"hidden_size": 48, "num_attention_heads": 3, "num_hidden_layers": 1}
@@ -291,6 +295,7 @@ def test_slopes_lie_on_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         assert llm.stats().drafts_verified > 0
 
 
+@pytest.mark.long
 def test_graphs_are_captured_anew_for_another_head(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replays of the old graphs would draft with the old weights, and project the taps by them."""
     params = [SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)] * 2
@@ -307,6 +312,7 @@ def test_graphs_are_captured_anew_for_another_head(folder: Path, monkeypatch: py
         assert llm.stats().trees_by_accepted == new.stats().trees_by_accepted
 
 
+@pytest.mark.long
 def test_scores_of_choices_are_those_of_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In trees of more words than the captured graphs have, beside drafts."""
     choices = [[token, token + 1] for token in range(5, 75)]
@@ -326,6 +332,7 @@ def test_scores_of_choices_are_those_of_a_cpu(folder: Path, monkeypatch: pytest.
         assert own == pytest.approx(other, abs=1e-5)
 
 
+@pytest.mark.long
 def test_blocks_of_host_memory_are_loaded_before_they_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two prompts alternate in a cache for one. Copies run as late as the engine's waits allow."""
     extra = {"cpu_bytes_to_use": 1 << 20}
@@ -412,6 +419,7 @@ def test_a_replay_runs_what_was_launched_and_no_python() -> None:
     assert len(calls) == captured
 
 
+@pytest.mark.long
 def test_times_are_of_the_device_and_never_of_launches_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch, gpu: SimulatedGPU
 ) -> None:

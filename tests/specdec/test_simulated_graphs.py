@@ -195,6 +195,7 @@ def test_tensors_of_two_gpus_do_not_mix() -> None:
     assert torch.ones(2, device=GPU).to(OTHER).device == OTHER
 
 
+@pytest.mark.long
 def test_two_engines_run_on_two_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = load(folder, "eagle3 0", "cpu").generate([PROMPT], PARAMS, use_tqdm=False)[0].token_ids
     with simulated_gpu(monkeypatch):
@@ -204,6 +205,7 @@ def test_two_engines_run_on_two_gpus(folder: Path, monkeypatch: pytest.MonkeyPat
             assert llm.generate([PROMPT], PARAMS, use_tqdm=False)[0].token_ids == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "passes_stay"), [("eagle", True), ("eagle3", False)])
 def test_memory_is_flat_over_heads(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, passes_stay: bool) -> None:
     """Graphs of the head before are released first, and passes stay where they hold none of its weights."""
@@ -235,6 +237,7 @@ def test_memory_is_flat_over_heads(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert captures == [at_start + each * (turn + 1) for turn in range(HEADS)]
 
 
+@pytest.mark.long
 def test_an_engine_goes_on_with_its_head_where_graphs_of_another_cannot_be_captured(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

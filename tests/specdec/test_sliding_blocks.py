@@ -65,6 +65,7 @@ def run(llm: LLM, *groups: RequestGroup) -> int:
     return most
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("temperature", "drafter"),
     by_day(
@@ -102,6 +103,7 @@ def test_the_compiled_pass_and_search_read_no_block_that_was_given_back(world: W
     assert outputs == [expected(world.sliding, 0.0)] * 3
 
 
+@pytest.mark.long
 def test_samples_and_preempted_requests_share_what_is_left(world: World) -> None:
     """Two samples of a prompt and another request, of which only some have room at once."""
     llm = load(world.sliding, "eagle", 9)
@@ -140,6 +142,7 @@ def test_a_restart_loads_the_last_window_alone(world: World, tmp_path: Path) -> 
     assert outputs[0].stats.tau == outputs[1].stats.tau
 
 
+@pytest.mark.long
 def test_a_model_with_a_layer_that_sees_all_keeps_every_block(world: World) -> None:
     """Its own, or the head's."""
     group_of = SamplingParams(temperature=0.0, max_tokens=LENGTH - len(PROMPT), ignore_eos=True)

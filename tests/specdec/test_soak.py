@@ -15,6 +15,7 @@ BLOCK_SIZE = 8
 ENTRY_BYTES = 4 * (3 * 4 * 8 + 32)
 
 
+@pytest.mark.long
 def test_nothing_is_lost_in_500_requests(tiny: Tiny) -> None:
     llm = LLM(
         tiny.target,

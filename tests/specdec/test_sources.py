@@ -23,6 +23,7 @@ def load(world: World, draft: str | None, **settings: Any) -> LLM:
     return LLM(world.folder / "target", sources, **{"dtype": "float64", "shape": SHAPE, **settings})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("draft", "adaptive"),
     by_day(
@@ -94,6 +95,7 @@ def test_the_values_of_ranks_are_learnt_from_the_models_nodes_alone(
     assert sum(len(outcome.ranks) for outcome in outcomes) < sum(output.stats.accepted_per_depth)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("draft", "temperature"),
     [("head", 1.0), ("dflash", 0.7), ("dspark", 0.7), ("domino", 1.4), ("dflash2", 1.4)],

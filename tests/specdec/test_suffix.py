@@ -50,6 +50,7 @@ def stats(llm: LLM, client: str = "", **more: Any) -> SpeculationStats:
     return group.output().stats
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
 def test_tokens_are_those_of_plain_decoding(target: Path, temperature: float, dtype: str) -> None:

@@ -55,6 +55,7 @@ def load(folder: Path, kernels: str, **settings: object) -> LLM:
 GREEDY = SamplingParams(temperature=0, max_tokens=7, ignore_eos=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("head", "params", "kv_cache_dtype"),
     by_day(
@@ -87,6 +88,7 @@ def test_tokens_are_those_of_plain_torch(folder: Path, head: str, params: Sampli
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 def test_adapters_are_those_of_plain_torch(folder: Path, tmp_path: Path) -> None:
     """Two adapters and none in one batch, with drafts, and prompts in chunks."""
     target = LlamaForCausalLM.from_pretrained(folder / "target", dtype="float64")
@@ -114,6 +116,7 @@ def test_adapters_are_those_of_plain_torch(folder: Path, tmp_path: Path) -> None
     assert [output.token_ids == own for output, own in zip(plain, found[0], strict=True)] == [False, True, False]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fp8-blocks", "awq", "gptq-8"])
 def test_quantised_weights_stay_as_they_are_stored(folder: Path, tmp_path: Path, name: str) -> None:
     """Drafts and plain decoding are those of the dequantised weights in plain torch."""
@@ -130,6 +133,7 @@ def test_quantised_weights_stay_as_they_are_stored(folder: Path, tmp_path: Path,
     assert isinstance(mixer.mlp.products["down"], QuantizedProjection)
 
 
+@pytest.mark.long
 def test_choices_of_more_nodes_than_a_tree_may_have(folder: Path) -> None:
     """In trees of up to 128 nodes, two words of ancestor bits, beside a request with drafts."""
     choices = [[token, token + 1, token] for token in range(5, 75)]
@@ -154,6 +158,7 @@ def test_choices_of_more_nodes_than_a_tree_may_have(folder: Path) -> None:
         assert own == pytest.approx(other, abs=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("window", [{}, {"draft_window_size": 6}])
 def test_trees_of_a_small_model_are_those_of_plain_torch(folder: Path, window: dict[str, int]) -> None:
     """They follow the position's own noise."""
@@ -181,6 +186,7 @@ def test_trees_of_a_small_model_are_those_of_plain_torch(folder: Path, window: d
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 def test_a_target_with_alibi_says_what_its_twin_says(tmp_path: Path) -> None:
     """Of three heads, over trees."""
     sizes = {"hidden_size": 48, "num_attention_heads": 3, "num_hidden_layers": 1}
@@ -192,6 +198,7 @@ def test_a_target_with_alibi_says_what_its_twin_says(tmp_path: Path) -> None:
         assert output.stats.drafted > 0
 
 
+@pytest.mark.long
 def test_a_target_that_norms_queries_and_keys_says_what_its_twin_says(tmp_path: Path) -> None:
     twin, prompt = save_random_qwen3(tmp_path / "target", head_dim=16, num_hidden_layers=1), [5, 6, 7, 8, 9]
     save_random_head(tmp_path / "head", head_dim=16)
@@ -202,6 +209,7 @@ def test_a_target_that_norms_queries_and_keys_says_what_its_twin_says(tmp_path: 
         assert output.stats.drafted > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("draft", ["head", "head3", "ngram"])
 def test_rejection_sampling_takes_the_same_coins(folder: Path, draft: str) -> None:
     """Drawn trees, whose children are weighed, and one-hot ones; greedy rows among sampled ones."""

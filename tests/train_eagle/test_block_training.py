@@ -83,6 +83,7 @@ def tau(target: Path, head: Path) -> float:
     return sum(one.tokens for one in stats) / sum(one.steps for one in stats)
 
 
+@pytest.mark.long
 def test_a_trained_head_drafts_and_a_new_one_does_not(trained: Path, target: Path, data: Path, tmp_path: Path) -> None:
     run(target, data, tmp_path, trained.name[:6], epochs=1, lr=1e-9).train()
     assert tau(target, trained) > tau(target, tmp_path) + 0.3
@@ -92,6 +93,7 @@ def test_a_trained_head_drafts_and_a_new_one_does_not(trained: Path, target: Pat
     assert all(len(record["accuracy"]) == slots for record in records if "accuracy" in record)
 
 
+@pytest.mark.long
 def test_an_interrupted_run_goes_on_to_the_same_weights(
     target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +161,7 @@ def test_accuracy_is_of_the_drafts_of_the_engine(trained: Path, target: Path) ->
     assert (accepted == 0) == (round(first) == 0)
 
 
+@pytest.mark.long
 def test_a_replay_takes_the_steps_of_the_engine(trained: Path, target: Path) -> None:
     llm = LLM(target, trained, dtype="float64", shape=SHAPE, adaptive_drafts=False, kernels="torch")
     head, readout = head_of(llm)
@@ -213,6 +216,7 @@ def test_a_fresh_head_begins_with_the_layers_of_its_target(target: Path, data: P
     torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "part"), by_day([("gated", "run"), ("rnn", ""), ("rnn", "run"), ("gated", "")], 2))
 def test_a_vanilla_markov_head_goes_on_as_another_kind(
     kind: str, part: str, target: Path, data: Path, tmp_path: Path
@@ -232,6 +236,7 @@ def test_a_vanilla_markov_head_goes_on_as_another_kind(
         run(target, data, tmp_path / "back", "dspark", start=tmp_path / kind / part)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", ["run", ""])
 def test_a_head_with_narrow_mlps_begins_with_the_strongest_neurons(
     part: str, target: Path, data: Path, tmp_path: Path
@@ -264,6 +269,7 @@ def test_a_head_with_narrow_mlps_begins_with_the_strongest_neurons(
         run(target, data, tmp_path / "back", "dspark", start=tmp_path / "thin" / part)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", ["run", ""])
 def test_a_head_of_some_tokens_begins_with_one_of_all(part: str, target: Path, data: Path, tmp_path: Path) -> None:
     """From a run or from a head's folder; and it scores those tokens as that one does."""

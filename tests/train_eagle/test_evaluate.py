@@ -126,6 +126,7 @@ def test_a_replay_takes_the_steps_of_the_engine(llm: LLM, asked: list[list[int]]
     assert replayed(llm, asked, length) == engine_steps(llm, asked, length)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("min_reach", [0.0, 0.3])
 def test_a_replay_drafts_trees(target: Path, head: Path, min_reach: float) -> None:
     llm = LLM(target, head, dtype="float64", shape=DraftShape(4, 3, 8, min_reach), adaptive_drafts=False)
@@ -200,6 +201,7 @@ def chat(*contents: str) -> dict[str, Any]:
     return {"messages": [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]}
 
 
+@pytest.mark.long
 def test_the_command_reports_what_the_engine_does(
     target: Path, head: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,6 +246,7 @@ def test_the_command_reports_what_the_engine_does(
     assert again.measured[0].speedup is None
 
 
+@pytest.mark.long
 def test_speed_is_of_both_engines_in_turn(
     target: Path, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +272,7 @@ def test_speed_is_of_both_engines_in_turn(
     assert found.measured[1].tau != found.measured[0].tau
 
 
+@pytest.mark.long
 def test_without_options_both_trees_are_measured_and_engines_leave_each_other_room(
     target: Path, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,6 +381,7 @@ def test_refusals_are_one_line_with_a_remedy(
         Evaluation.read(tmp_path / "none.json")
 
 
+@pytest.mark.long
 def test_tau_is_that_of_prompts_one_by_one(target: Path, head: Path) -> None:
     """A step of many rows and large trees runs out of tokens, and drafts are cut first."""
     generator = torch.Generator().manual_seed(3)

@@ -124,6 +124,7 @@ conversations = st.lists(
 ).filter(lambda all_of: any(said for conversation in all_of for _, said in conversation[2:]))
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(15))
 @given(
     said=conversations,
@@ -188,6 +189,7 @@ class RowCounts(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_in_bfloat16_products_meet_few_row_counts(target: LlamaModel, folder: Path, kind: str) -> None:
     """OneDNN compiles and keeps a kernel for each, up to a thousand of them: gigabytes, and the time it takes.
@@ -224,6 +226,7 @@ def test_the_first_answer_token_is_trained_and_the_users_words_are_not(target: L
     assert counts == {first: 10 - first for first in range(2, 10)}
 
 
+@pytest.mark.long
 def test_one_batch_is_learnt_by_heart(target: LlamaModel) -> None:
     torch.manual_seed(0)
     samples = [Sample(torch.randint(0, VOCAB, (14,)).tolist(), [False] * 4 + [True] * 10) for _ in range(4)]

@@ -85,6 +85,7 @@ def test_it_drafts_and_its_accuracy_is_measured(head: Path, target: Path) -> Non
     assert len(accuracy(drafted, found, 2)) == 2
 
 
+@pytest.mark.long
 def test_it_is_trained_saved_and_exported(target: Path, tmp_path: Path) -> None:
     prepared = PreparedData.begin(tmp_path / "data", {"format": 1}, ["made up"])
     prepared.complete = True

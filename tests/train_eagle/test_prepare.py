@@ -99,6 +99,7 @@ def test_files_on_disk(model: Path, data: Path, tmp_path: Path) -> None:
     assert len(tensors["tokens"]) == len(tensors["mask"]) == tensors["lengths"].sum()
 
 
+@pytest.mark.long
 @given(st.integers(1, 5), st.lists(st.integers(0, 8), max_size=4), st.booleans())
 def test_interruptions_lose_nothing(
     model: Path, tmp_path_factory: pytest.TempPathFactory, shard_size: int, deaths: list[int], before: bool
@@ -183,6 +184,7 @@ def test_a_run_goes_on_behind_its_last_full_shard(
     assert len(seen) == 6 + 4, "nothing is left to do"
 
 
+@pytest.mark.long
 def test_several_processes_write_the_same(model: Path, data: Path, tmp_path: Path) -> None:
     for count in (1, 2):
         prepare(model, [data, data], tmp_path / str(count), shard_size=7, processes=count)
@@ -298,6 +300,7 @@ FICKLE = (
 )
 
 
+@pytest.mark.long
 @given(st.lists(st.sampled_from(list(ENTRIES))))
 def test_every_entry_is_used_or_counted(
     model: Path, tmp_path_factory: pytest.TempPathFactory, reasons: list[str]

@@ -108,6 +108,7 @@ def names_both(told: str, world: World, which: str) -> bool:
     return "made for own" in told and str(world.folder / which) in told and "tokenizer" in told
 
 
+@pytest.mark.long
 def test_training_refuses_data_of_other_tokens(world: World, refused: Refused) -> None:
     told = refused(*train(world, world.other))
     assert names_both(told, world, "other")
@@ -167,6 +168,7 @@ def test_a_start_of_another_target_is_refused(world: World, refused: Refused, st
         assert all(part in line for part in (*told, str(model), str(world.folder / start))), line
 
 
+@pytest.mark.long
 def test_a_run_of_other_weights_or_other_data_is_refused(world: World, refused: Refused) -> None:
     """At the same paths."""
     call(*train(world, world.own))
@@ -184,6 +186,7 @@ def test_a_run_of_data_prepared_anew_is_refused(world: World, refused: Refused) 
     assert "holds a run with another contents: ['prepared (" in refused(*train(world, world.own))
 
 
+@pytest.mark.long
 def test_kept_states_of_another_target_are_refused(world: World) -> None:
     features = world.folder / "features"
     TrainingRun(read_config(settings(world, out=world.folder / "a", features=features))).train()

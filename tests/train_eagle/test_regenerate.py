@@ -82,6 +82,7 @@ def journal(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "answers.jsonl.journal").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_answers_are_the_models_after_its_own_earlier_ones(run: Run, target: Path, data: Path, tmp_path: Path) -> None:
     assert run().code == 0
     given = [json.loads(line)["messages"] for line in data.read_text().splitlines()]
@@ -121,6 +122,7 @@ def test_conversations_left_out_are_counted_and_named(run: Run, data: Path, tmp_
     assert len(answers(tmp_path)) == 14 - none
 
 
+@pytest.mark.long
 def test_beginnings_of_longer_answers_can_be_kept(run: Run, tmp_path: Path) -> None:
     """Each is the last of its conversation, and the beginning of the answer that a larger limit gives."""
     result = run(max_tokens=12, keep_cut=True)
@@ -139,6 +141,7 @@ def test_beginnings_of_longer_answers_can_be_kept(run: Run, tmp_path: Path) -> N
         assert [messages[1]["content"] for messages in kept].count(row["text"])
 
 
+@pytest.mark.long
 def test_the_same_command_takes_up_the_beginnings_as_its_summary_says(run: Run, tmp_path: Path) -> None:
     """And drops them again; neither makes an answer anew."""
     wanted = {}
@@ -163,6 +166,7 @@ def test_a_run_without_answers_fails(run: Run) -> None:
     assert "nothing is answered: 14 answer longer than --max-tokens 1, conversation left out" in result.err
 
 
+@pytest.mark.long
 def test_other_settings_into_the_same_file_are_refused(run: Run, target: Path, data: Path, tmp_path: Path) -> None:
     assert run().code == 0
     before = (tmp_path / "answers.jsonl").read_bytes()
@@ -199,6 +203,7 @@ def test_a_file_of_unknown_origin_is_kept(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "answers.jsonl").read_text() == "mine\n"
 
 
+@pytest.mark.long
 def test_a_run_goes_on_behind_any_byte_of_its_journal(run: Run, tmp_path: Path) -> None:
     """A kill leaves a part of the journal, its last row torn, and any part of the conversations."""
     run()
@@ -213,6 +218,7 @@ def test_a_run_goes_on_behind_any_byte_of_its_journal(run: Run, tmp_path: Path) 
         assert sorted(left.splitlines()) == sorted(whole.splitlines())
 
 
+@pytest.mark.long
 def test_a_killed_run_leaves_its_answers(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By kill -9, amid a batch: each answer is on disk as soon as it ends, and the next run makes the rest."""
     run(out=tmp_path / "whole.jsonl")
@@ -245,6 +251,7 @@ def test_a_killed_run_leaves_its_answers(run: Run, tmp_path: Path, monkeypatch: 
     assert (tmp_path / "answers.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
+@pytest.mark.long
 def test_the_bar_of_a_resumed_run_ends_full(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run()
     file = tmp_path / "answers.jsonl.journal"
@@ -262,6 +269,7 @@ def test_the_bar_of_a_resumed_run_ends_full(run: Run, tmp_path: Path, monkeypatc
     assert 0 < len(steps) < 14
 
 
+@pytest.mark.long
 def test_ctrl_c_keeps_what_has_ended(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(out=tmp_path / "whole.jsonl")
     real, taken = LLMEngine.step, 0
@@ -286,6 +294,7 @@ def test_ctrl_c_keeps_what_has_ended(run: Run, tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "answers.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
+@pytest.mark.long
 def test_two_runs_do_not_write_one_file(run: Run, tmp_path: Path) -> None:
     run()
     file = tmp_path / "answers.jsonl.journal"
@@ -294,6 +303,7 @@ def test_two_runs_do_not_write_one_file(run: Run, tmp_path: Path) -> None:
         assert "another process writes it" in run().err
 
 
+@pytest.mark.long
 def test_a_turn_follows_at_once_on_the_one_before(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No conversation waits for the end of another ones' turn, and no seat of the engine is empty while any waits."""
     real, running = LLMEngine.step, []
@@ -312,6 +322,7 @@ def test_a_turn_follows_at_once_on_the_one_before(run: Run, tmp_path: Path, monk
     assert all(seats + waiting >= 4 for seats, waiting in running[: len(running) // 2])
 
 
+@pytest.mark.long
 def test_drafts_and_sampling_are_those_of_the_options(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,6 +351,7 @@ def test_drafts_and_sampling_are_those_of_the_options(
     assert "made with drafts any, not ngram" in run(**options, draft="ngram", verify="rejection").err
 
 
+@pytest.mark.long
 def test_a_last_question_is_answered_in_every_form(run: Run, tmp_path: Path) -> None:
     """A conversation lost its last question, and one without answers was left out."""
     first, answer, last, _ = talk(1, 2)

@@ -54,6 +54,7 @@ def test_a_script_gives_options_that_its_stages_have(stage: str, capsys: pytest.
         assert all(set(re.findall(r"(?<=\s)--[\w-]+", f" {command}")) <= known for command in commands), script
 
 
+@pytest.mark.long
 def test_a_model_writes_questions_to_itself(tmp_path: Path) -> None:
     """Each is a conversation that regenerate can answer, once, and some begin as asked for."""
     out = tmp_path / "questions.jsonl"
@@ -70,6 +71,7 @@ def test_a_model_writes_questions_to_itself(tmp_path: Path) -> None:
     assert not any("<" in question[:1] for question in questions)
 
 
+@pytest.mark.long
 def test_questions_hold_texts_that_fit(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "A table for two. " * 20}, {"role": "assistant", "content": "Done."}]
     dialogues, out = tmp_path / "dialogues.jsonl", tmp_path / "texts.jsonl"

@@ -63,6 +63,7 @@ def ended_at(step: int, number: int, words: list[str]) -> tuple[int, str]:
     return run.returncode, told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", by_day([signal.SIGTERM, signal.SIGKILL, signal.SIGINT], 1))
 def test_a_run_ended_by_a_signal_goes_on_to_the_same_weights(
     number: signal.Signals, target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -121,6 +122,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once(target: Path, data: Path, tmp_path: 
     assert taken == [0, 1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("given", "sleeps"), [({}, True), ({"OMP_WAIT_POLICY": "ACTIVE"}, False)])
 def test_threads_sleep_while_they_wait(tmp_path: Path, given: dict[str, str], sleeps: bool) -> None:
     """As OpenMP itself tells when torch loads it; what the user sets stays."""
@@ -137,6 +139,7 @@ def test_threads_sleep_while_they_wait(tmp_path: Path, given: dict[str, str], sl
     assert (spins[1] == "0") == sleeps
 
 
+@pytest.mark.long
 def test_threads_are_those_asked_for(target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)

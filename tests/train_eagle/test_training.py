@@ -32,6 +32,7 @@ from specdec.train_eagle.training.train_run import TrainingRun
 from specdec.train_eagle.training.training_state import saved_run
 from specdec.train_eagle.training.unrolled_loss import UnrolledLoss
 from tests.fakes import edit_json
+from tests.profiles import by_day
 from tests.training_runs import (
     command,
     config,
@@ -77,11 +78,15 @@ def test_an_eagle3_head_begins_with_a_layer_of_its_target(target: Path, data: Pa
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"head": "eagle", "feature_weight": 1.0, "noise": 0.1, "unroll": 2},
-        {"head": "eagle3", "draft_vocab_size": 70, "loss": "lk-hybrid"},
-    ],
-    ids=["eagle", "eagle3"],
+    by_day(
+        [
+            {"head": "eagle3", "draft_vocab_size": 70, "loss": "lk-hybrid"},
+            {"head": "eagle", "feature_weight": 1.0, "noise": 0.1, "unroll": 2},
+        ],
+        2,
+        short=1,
+    ),
+    ids=["eagle3", "eagle"],
 )
 def test_a_trained_head_drafts_better_than_a_new_one(
     target: Path, data: Path, tmp_path: Path, settings: dict[str, Any]
@@ -103,6 +108,7 @@ def test_a_trained_head_drafts_better_than_a_new_one(
     assert list((tmp_path / "trained" / "run" / "tensorboard").iterdir())
 
 
+@pytest.mark.long
 def test_kept_states_train_the_same_head(target: Path, data: Path, tmp_path: Path) -> None:
     TrainingRun(config(target, data, tmp_path / "online")).train()
     TrainingRun(config(target, data, tmp_path / "kept", features=tmp_path / "features")).train()
@@ -138,6 +144,7 @@ def test_a_run_that_diverges_ends_in_one_line(
     assert saved_run(tmp_path / "run") is None
 
 
+@pytest.mark.long
 def test_weights_that_are_not_finite_replace_no_others(target: Path, data: Path, tmp_path: Path) -> None:
     """Neither the best head nor the last checkpoint."""
     run = TrainingRun(config(target, data, tmp_path, evaluate_every=1))
@@ -203,6 +210,7 @@ def test_processes_send_each_other_no_buffers(target: Path, data: Path, tmp_path
     assert not handler.broadcast_buffers
 
 
+@pytest.mark.long
 def test_two_processes_are_one_that_accumulates_twice(target: Path, data: Path, tmp_path: Path) -> None:
     settings = ("--epochs", "2", "--checkpoint-minutes", "60")
     alone = command(target, data, tmp_path / "one", *settings, "--accumulate", "2")
@@ -246,6 +254,7 @@ def test_settings_come_from_a_file_and_options_win(tmp_path: Path) -> None:
         read_config({}, file)
 
 
+@pytest.mark.long
 def test_a_folder_of_another_run_is_refused(
     target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -264,6 +273,7 @@ def test_too_little_data_is_named(target: Path, data: Path, tmp_path: Path) -> N
         TrainingRun(config(target, data, tmp_path, held_out=70))
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_another_ones_head(target: Path, data: Path, tmp_path: Path) -> None:
     TrainingRun(config(target, data, tmp_path / "first", epochs=4)).train()
     TrainingRun(config(target, data, tmp_path / "second", start=tmp_path / "first" / "run", lr=1e-9, seed=5)).train()
@@ -274,6 +284,7 @@ def test_a_run_goes_on_from_another_ones_head(target: Path, data: Path, tmp_path
         TrainingRun(config(target, data, tmp_path / "third", start=tmp_path / "first" / "run", head="eagle"))
 
 
+@pytest.mark.long
 def test_a_run_with_a_window_is_a_start_for_that_window_alone(target: Path, data: Path, tmp_path: Path) -> None:
     TrainingRun(config(target, data, tmp_path / "first", epochs=1, window=64)).train()
     start = tmp_path / "first" / "run"
@@ -283,6 +294,7 @@ def test_a_run_with_a_window_is_a_start_for_that_window_alone(target: Path, data
     assert second.head.llama.layer_windows == (64,)
 
 
+@pytest.mark.long
 def test_a_served_head_is_trained_further_on_what_was_served(target: Path, data: Path, tmp_path: Path) -> None:
     """And takes its own place in the engine, with the same tokens in fewer steps."""
     own = {"draft_vocab_size": 70}
@@ -333,6 +345,7 @@ def test_a_head_in_a_folder_is_a_start_with_all_its_weights(
     assert all(torch.equal(third.head.state_dict()[name], tensor) for name, tensor in first.head.state_dict().items())
 
 
+@pytest.mark.long
 def test_a_run_says_what_it_does_and_keeps_its_settings(
     target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -364,6 +377,7 @@ def test_a_run_says_what_it_does_and_keeps_its_settings(
     assert "c/run: holds no state to resume; leave out --resume" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_beside_tau_stands_the_tree_and_both_trees_are_shown(
     target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -413,6 +427,7 @@ def test_held_out_prompts_are_answered_before_the_first_step(
     assert run.state.step == 0
 
 
+@pytest.mark.long
 def test_curves_are_drawn_while_it_runs(
     target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -440,6 +455,7 @@ def test_a_terminal_changes_no_record(tmp_path: Path, monkeypatch: pytest.Monkey
         assert [record["step"] for record in log.records()] == [1, 10, 20, 25]
 
 
+@pytest.mark.long
 def test_trackers_are_chosen(target: Path, data: Path, tmp_path: Path) -> None:
     run, begun = TrainingRun(config(target, data, tmp_path / "none", epochs=1, tracker="none")), []
     run.accelerator.init_trackers = lambda *words, **more: begun.append((words, more))  # type: ignore[method-assign]

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 
 from specdec.kernels.reference.noise import GumbelNoise, uniforms
@@ -95,6 +96,7 @@ def test_the_last_possible_token_is_drawn_where_rounding_leaves_none() -> None:
     assert chance_of(0, 0, 0, lambda *_: [1.0]).draw(0, torch.tensor([0.0, 0.7, 0.1, 0.0])) == 2
 
 
+@pytest.mark.long
 def test_draws_follow_their_weights() -> None:
     """Chi-square of 20,000 draws at the 0.1 % point of 2 degrees of freedom."""
     weights = torch.tensor([3.0, 0.0, 1.0, 4.0], dtype=torch.float64)

@@ -32,6 +32,7 @@ def rows_of(cases: list[tuple[DraftTree, Sampling, int]]) -> list[SampledRow]:
     return [SampledRow(tree, Context(sampling, [3] * (2 + said), 2)) for tree, sampling, said in cases]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernels", ["torch", "triton"])
 @pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")
 def test_paths_and_tokens_are_those_of_the_host(kernels: str) -> None:

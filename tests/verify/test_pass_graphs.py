@@ -105,6 +105,7 @@ def engines(folder: Path) -> tuple[LLM, LLM, Recorder]:
 rows = st.lists(st.tuples(st.integers(0, 25), st.integers(1, 3), draft_trees(5, 97)), min_size=1, max_size=SEATS)
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(5))
 @given(rows)
 def test_logits_and_cache_are_those_of_a_pass_of_its_own(
@@ -133,6 +134,7 @@ def test_logits_and_cache_are_those_of_a_pass_of_its_own(
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("head", "kv_cache_dtype"), by_day([("head3", "auto"), ("head", "int8"), ("head", "auto")], 1))
 def test_tokens_are_those_of_an_engine_without_graphs(folder: Path, head: str, kv_cache_dtype: str) -> None:
     recorder = Recorder()
@@ -183,6 +185,7 @@ def test_graphs_share_their_inputs_and_outputs(engines: tuple[LLM, LLM, Recorder
             assert len({tensor.untyped_storage().data_ptr() for tensor in shared}) == 1
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(4))
 @given(
     st.sampled_from([Proposal.COUPLED, Proposal.DRAWN]),
@@ -241,6 +244,7 @@ def drafted(llm: LLM, cases: list[tuple[int, Sampling, int, int]], proposal: Pro
         drafter.proposal = Proposal.COUPLED
 
 
+@pytest.mark.long
 def test_trees_of_a_small_model_are_those_of_a_loop_of_its_own(folder: Path) -> None:
     recorder = Recorder()
     plain, graphed = (load(folder, one, "small") for one in (None, recorder))
@@ -253,6 +257,7 @@ def test_trees_of_a_small_model_are_those_of_a_loop_of_its_own(folder: Path) -> 
     assert recorder.replays == before + 2
 
 
+@pytest.mark.long
 def test_rows_that_ask_for_more_are_drafted_without_a_graph(engines: tuple[LLM, LLM, Recorder]) -> None:
     before = engines[2].replays
     params = SamplingParams(temperature=1.0, seed=2, max_tokens=5, repetition_penalty=1.2, ignore_eos=True)

@@ -81,6 +81,7 @@ def directly(row: SampledRow, logits: Tensor) -> Acceptance:
 possible = samplings(VOCAB).map(lambda one: replace(one, allowed_token_ids=None, bad_words=(), end_tokens=()))
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(100))
 @given(st.lists(possible, min_size=1, max_size=4), st.integers(0, 1), seeds, st.data())
 def test_each_row_is_judged_by_its_own_law_and_chance(
@@ -145,6 +146,7 @@ def test_a_node_without_a_law_ends_its_request_there_and_the_others_live(node: i
     assert [found[0].path, found[2].path] == [(0, 1), (0, 1)]
 
 
+@pytest.mark.long
 def test_a_dead_end_does_not_bias_what_comes_before() -> None:
     """After token 0 nothing can come; the first token is still 0 or 1 with equal chance."""
     q = torch.full((3, 2), 0.5, dtype=torch.float64)

@@ -147,6 +147,7 @@ RULES: list[Callable[[Trial, int], list[int]]] = [one_hot_rejection, sampled_rej
 CASES = [(rule, list(SAMPLINGS)[(place + turn) % 3]) for turn in range(3) for place, rule in enumerate(RULES)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rule", "sampling"), by_day(CASES, len(RULES)))
 def test_first_two_tokens_follow_the_target(rule: Callable[[Trial, int], list[int]], sampling: str) -> None:
     """At the 0.1 % point for all cases together (Bonferroni)."""

@@ -19,6 +19,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 
 
+@pytest.mark.long
 def test_requests_have_adapters(world: World, tmp_path: Path) -> None:
     """One engine for all of it, since starting one takes seconds."""
     third = request_for(save_adapter(tmp_path / "third", world.target, seed=7), 3)

@@ -99,6 +99,7 @@ def assert_grows(states: list[RequestOutput]) -> None:
         assert "".join(pieces) == last.text
 
 
+@pytest.mark.long
 @settings(max_examples=CASES)
 @given(arrivals, st.integers(0, 2**32 - 1))
 def test_tokens_are_those_of_llm_whatever_else_runs(served: Served, offline: LLM, cases: list[Any], seed: int) -> None:
@@ -163,6 +164,7 @@ def test_steps_carry_their_trees(served: Served, offline: LLM) -> None:
             assert own.steps[: len(state.outputs[index].steps)] == state.outputs[index].steps
 
 
+@pytest.mark.long
 def test_a_hundred_requests_at_once(served: Served, offline: LLM) -> None:
     chance = random.Random(7)
     prompts = [[chance.randrange(3, VOCAB) for _ in range(chance.randint(1, 50))] for _ in range(100)]
@@ -279,6 +281,7 @@ def test_a_bad_request_is_refused(served: Served, prompt: Any, params: Any, more
     assert served.run(served.llm.stats()).queued == queued
 
 
+@pytest.mark.long
 def test_refusals_of_the_engine_reach_the_caller(world: World) -> None:
     """A request larger than the cache, one above the queue's limit, and a priority without the policy."""
     with Served(
@@ -371,6 +374,7 @@ def test_numbers_given_to_requests_pass_over_names_that_are_taken(served: Served
     served.run(work())
 
 
+@pytest.mark.long
 def test_states_are_merged_for_a_slow_reader(served: Served, offline: LLM) -> None:
     params = SamplingParams(temperature=0.8, seed=1, max_tokens=300, ignore_eos=True, logprobs=0)
 
@@ -462,6 +466,7 @@ def test_it_is_started_once_and_says_if_it_is_not(folder: Path) -> None:
         asyncio.run(llm.start())
 
 
+@pytest.mark.long
 def test_missing_packages_are_named_with_the_remedy() -> None:
     code = """
 import importlib.util

@@ -154,6 +154,7 @@ def refusal(peer: Peer, number: int, form: StructuredOutputsParams) -> str:
     return refused.message
 
 
+@pytest.mark.long
 def test_limits_are_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_lanes, "MEMORY", 8 << 20)
     limits: dict[str, Any] = {"structured_compile_timeout": 2.0, "structured_max_bytes": 200_000}
@@ -181,6 +182,7 @@ def test_invalid_grammars_are_refused(peer: Peer) -> None:
     assert reason.startswith("structured_outputs.json: at '/', no value follows minLength 3 and maxLength 2")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", ["compile process", "compilation"])
 def test_a_process_that_is_killed_is_replaced(peer: Peer, which: str) -> None:
     peer.send(add(1, [3, 4], structured(ENDLESS)))
@@ -207,6 +209,7 @@ def test_compilations_go_on_after_sigterm(peer: Peer) -> None:
     assert compile_process(peer) == process
 
 
+@pytest.mark.long
 def test_a_process_that_is_ending_is_replaced(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files are closed before it can be seen to have ended."""
     peer.send(add(1, [3, 4], structured(StructuredOutputsParams(choice=["before it ends"]))))
@@ -235,6 +238,7 @@ def test_more_forms_than_lanes_wait(peer: Peer) -> None:
         wait_for_end(process)
 
 
+@pytest.mark.long
 def test_all_processes_end_with_the_loop(world: World) -> None:
     peer = Peer(LLM(world.folder / "target", **SETTINGS))
     peer.send(add(1, [3, 4], structured(ENDLESS)))

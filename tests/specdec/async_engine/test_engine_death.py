@@ -88,6 +88,7 @@ async def _until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.long
 def test_death_under_load_then_service_then_an_end_with_grace(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +171,7 @@ def test_death_under_load_then_service_then_an_end_with_grace(
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", by_day([signal.SIGKILL, signal.SIGINT], 1), ids=["killed", "ctrl-c"])
 def test_the_engine_ends_with_the_front_end(
     folder: Path, number: signal.Signals, tmp_path_factory: pytest.TempPathFactory
@@ -197,6 +199,7 @@ def test_the_engine_ends_with_the_front_end(
     assert not [*temporary.glob("specdec-*")]
 
 
+@pytest.mark.long
 def test_the_engine_ends_with_a_front_end_whose_child_lives_on(folder: Path) -> None:
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(folder), "forks"],
@@ -215,6 +218,7 @@ def test_the_engine_ends_with_a_front_end_whose_child_lives_on(folder: Path) -> 
         os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_folder_that_cannot_be_loaded_is_told_in_one_line(world: World, tmp_path: Path) -> None:
     shutil.copytree(world.folder / "target", tmp_path, dirs_exist_ok=True)
     edit_json(tmp_path / "config.json", intermediate_size=24)

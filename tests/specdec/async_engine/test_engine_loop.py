@@ -85,6 +85,7 @@ def test_news_go_out_while_a_device_computes_the_next_step(
     assert re.fullmatch("lr(lnr)+n" if works_beside else "(lrn)+", steps), steps
 
 
+@pytest.mark.long
 def test_a_front_end_that_does_not_read_gets_merged_news(llm: LLM, peer: Peer) -> None:
     expected = llm.generate([3, 4], LONG, use_tqdm=False)[0]
     done = llm.engine.scheduler._stats.finished

@@ -42,6 +42,7 @@ for args, expected in ((["generate", "--help"], 0), (["--version"], 0), (["gener
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_verbose_tells_what_is_loaded(run: Run, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     told = run("Hello", "--verbose", "--json")
     for pattern in (

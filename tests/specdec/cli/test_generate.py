@@ -37,6 +37,7 @@ def test_json_tells_what_the_library_tells(run: Run, tiny: Tiny) -> None:
     assert sum(answer["accepted_per_depth"]) > 0  # type: ignore[call-overload]
 
 
+@pytest.mark.long
 def test_both_engines_of_a_comparison_share_the_memory_of_a_gpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     shares, real = [], LLM.__init__
 
@@ -71,6 +72,7 @@ def test_all_messages_of_a_user_are_the_prompt(run: Run, tiny: Tiny, jsonl: Call
     assert (answer["prompt"], answer["token_ids"]) == ("Bye", plain.token_ids)
 
 
+@pytest.mark.long
 def test_the_legend_stands_where_there_are_colours(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "accepted from the draft" in run("Hello").out
@@ -78,6 +80,7 @@ def test_the_legend_stands_where_there_are_colours(run: Run, monkeypatch: pytest
     assert "accepted from the draft" not in run("Hello").out
 
 
+@pytest.mark.long
 def test_figures_of_the_last_line_agree(run: Run, jsonl: Callable[..., Path]) -> None:
     for line in (run("Hello").out, run("--prompts", jsonl({"prompt": "Hi"}, {"prompt": "Bye"})).out):
         found = re.search(
@@ -95,6 +98,7 @@ def test_figures_of_the_last_line_agree(run: Run, jsonl: Callable[..., Path]) ->
         assert first in (1, 2)
 
 
+@pytest.mark.long
 def test_the_last_line_says_which_answers_were_cut(run: Run, jsonl: Callable[..., Path]) -> None:
     text = str(run("Hello", "--json").objects[0]["text"])
     assert run("Hello", "--max-tokens", 5).out.endswith("; cut at --max-tokens 5\n")
@@ -129,6 +133,7 @@ def test_a_small_model_changes_no_token(run: Run, tiny: Tiny) -> None:
     assert sum(answer["accepted_per_depth"]) > 0  # type: ignore[call-overload]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampling", [(), ("--temperature", 0.8), ("--temperature", 0.8, "--seed", 3)])
 def test_comparison_finds_equal_tokens(run: Run, jsonl: Callable[..., Path], sampling: tuple[object, ...]) -> None:
     result = run("--prompts", jsonl({"prompt": "Hi"}, {"prompt": "Bye"}), "--compare", "--json", *sampling)
@@ -146,6 +151,7 @@ def test_comparison_for_people(run: Run) -> None:
     )
 
 
+@pytest.mark.long
 def test_comparison_tells_unequal_tokens(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Request.append
     # Spoils the run without drafts only: a request is told by whether its drafts were ever accepted.
@@ -168,6 +174,7 @@ def test_prompt_from_standard_input(run: Run, argument: tuple[str, ...]) -> None
     assert answer["text"] == run("Hello", "--json").objects[0]["text"]
 
 
+@pytest.mark.long
 def test_every_kind_of_line_in_a_prompts_file(run: Run, jsonl: Callable[..., Path]) -> None:
     long = "The first is longer than the others, so that it ends its prompt last. " * 2
     conversation = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
@@ -190,6 +197,7 @@ def test_raw_leaves_the_chat_template_out(run: Run, tiny: Tiny) -> None:
     assert raw["token_ids"] != chat["token_ids"]
 
 
+@pytest.mark.long
 def test_text_ends_before_a_stop_string(run: Run) -> None:
     text = str(run("Hello", "--json").objects[0]["text"])
     stop, other = text[7:9], "never comes"
@@ -199,6 +207,7 @@ def test_text_ends_before_a_stop_string(run: Run) -> None:
     assert run("Hello", "--stop", stop).out.startswith(f"{answer['text']}\n\n")
 
 
+@pytest.mark.long
 def test_seed_decides_the_text(run: Run) -> None:
     texts = [run("Hello", "--json", "--temperature", 1, "--seed", seed).objects[0]["text"] for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
@@ -236,6 +245,7 @@ def test_bad_words_do_not_come(run: Run) -> None:
     assert free[3:5] not in str(answer["text"])
 
 
+@pytest.mark.long
 def test_nothing_ends_the_output_before_its_least_length(run: Run) -> None:
     text = str(run("Hello", "--json").objects[0]["text"])
     (short,) = run("Hello", "--json", "--stop", text[2]).objects

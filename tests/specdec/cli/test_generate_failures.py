@@ -78,6 +78,7 @@ def test_interrupted_json_tells_what_was_aborted(
     assert all(answer["token_ids"] for answer in result.objects)
 
 
+@pytest.mark.long
 def test_interrupted_comparison_keeps_the_first_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     (answer,) = run("Hello", "--json").objects
     warm_up = 8 + 8

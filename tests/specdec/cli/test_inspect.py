@@ -268,6 +268,7 @@ def test_a_head_that_names_no_target_is_for_the_demo_model(named: Path) -> None:
         LLM(draft=named)
 
 
+@pytest.mark.long
 def test_compare_runs_both_on_the_named_target(named: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name_target(named, "../target")
     vocab = {character: i for i, character in enumerate(string.ascii_letters + " ")}

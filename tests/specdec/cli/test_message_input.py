@@ -98,6 +98,7 @@ def chat_in_a_terminal(tiny: Tiny, **environment: str) -> Iterator[tuple[Keyboar
             os.close(outer)
 
 
+@pytest.mark.long
 def test_a_pasted_text_is_one_message(tiny: Tiny) -> None:
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     llm = LLM(tiny.target, draft=None, dtype="float64", device="cpu", prefill_stretch=0)
@@ -123,6 +124,7 @@ def test_a_pasted_text_is_one_message(tiny: Tiny) -> None:
         assert process.wait(START) == 0
 
 
+@pytest.mark.long
 def test_a_chat_in_a_locale_with_few_characters(tiny: Tiny) -> None:
     """Trees have ASCII lines, and what the encoding lacks does not end the chat."""
     with chat_in_a_terminal(tiny, PYTHONIOENCODING="latin-1") as (keyboard, process):

@@ -71,6 +71,7 @@ def test_elsewhere_there_is_none(log: logging.Logger, terminal: bool, level: int
     assert written.getvalue() == ""
 
 
+@pytest.mark.long
 def test_the_demo_starts_without_the_packages_that_take_seconds_and_says_what_it_does() -> None:
     """One call on a meta tensor imports torch's compiler, and with it a third of the old start."""
     code = f"""

@@ -79,6 +79,7 @@ FIELDS: dict[type[Any], dict[str, st.SearchStrategy[Any]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [*get_args(AnyCommand), *get_args(AnyReply)])
 @given(data=st.data())
 def test_each_travels_as_it_is(kind: type[Any], data: st.DataObject) -> None:

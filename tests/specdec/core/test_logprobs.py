@@ -116,6 +116,7 @@ def test_raw_and_processed_logprobs(tiny: Tiny, target: Callable[[list[int]], Te
         assert len(kept) == 5
 
 
+@pytest.mark.long
 def test_logprobs_end_with_the_output(tiny: Tiny) -> None:
     """A step may accept more than the output keeps."""
     llm = load(tiny.target, tiny.head, shape=DraftShape(2, 48, 64))

@@ -30,6 +30,7 @@ def test_the_first_of_several_is_the_only_one_of_one(llm: LLM) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_sample_does_not_depend_on_what_runs_beside_it(llm: LLM, tiny: Tiny) -> None:
     expected = [sample.token_ids for sample in llm.generate("Hello", several(5))[0].outputs]
     assert [sample.token_ids for sample in llm.generate("Hello", several(2))[0].outputs] == expected[:2]

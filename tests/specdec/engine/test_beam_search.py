@@ -56,6 +56,7 @@ def end_with(llm: LLM, tokens: Iterable[int]) -> None:
     llm.request_maker.generation_config = replace(llm.generation_config, end_tokens=frozenset(tokens))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("beam_width", by_day([1, 4, 2, 5], 2))
 def test_sequences_and_scores_equal_transformers(tiny: Tiny, llm: LLM, beam_width: int, early_stopping: Any) -> None:
@@ -90,6 +91,7 @@ def test_drawn_searches_equal_transformers(
     check(sharp.reference, prompt, params, sorted(ends), sharp_llm.beam_search(prompt, params)[0])
 
 
+@pytest.mark.long
 def test_real_prompts_equal_transformers() -> None:
     """On the built-in model; with its draft head loaded, no draft is asked for."""
     reference = AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype=torch.float64).eval()
@@ -141,6 +143,7 @@ def test_each_step_computes_one_token_a_beam_and_beams_share_blocks(tiny: Tiny) 
     assert max(held) <= 6 + 4 * 3
 
 
+@pytest.mark.long
 @given(
     prompts=st.lists(st.lists(st.integers(0, 96), min_size=1, max_size=20), min_size=1, max_size=3),
     beam_width=st.integers(1, 5),

@@ -42,6 +42,7 @@ def one_by_one(llm: LLM, output: RequestOutput) -> list[list[float]]:
     return found
 
 
+@pytest.mark.long
 def test_a_hundred_choices_take_one_pass(llm: LLM) -> None:
     before = llm.stats()
     (output,) = llm.generate(PROMPT, SamplingParams(choices=HUNDRED))
@@ -95,6 +96,7 @@ def test_a_stream_has_one_state(llm: LLM) -> None:
     assert state.metrics.first_token_ts > state.metrics.queued_ts
 
 
+@pytest.mark.long
 @pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_native_scores_are_the_same_bits(dtype: str) -> None:
@@ -126,6 +128,7 @@ def test_common_length() -> None:
     assert common_length([[1, 2]]) == 2
 
 
+@pytest.mark.long
 def test_scores_beside_requests_that_draft(llm: LLM) -> None:
     """The prompt comes from the prefix cache, and no tree is larger than a step."""
     small = LLM(draft="eagle", dtype="float64", kernels="torch", max_num_batched_tokens=24, max_num_seqs=4, **QUIET)

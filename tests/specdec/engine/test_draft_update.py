@@ -45,6 +45,7 @@ def traced(llm: LLM, params: SamplingParams, update: Path | None = None) -> Requ
     return last
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("draft", "temperature", "kernels"),
     [

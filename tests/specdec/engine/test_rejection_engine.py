@@ -144,6 +144,7 @@ def two_sample_tail(one: Tensor, other: Tensor) -> float:
     return float(torch.special.gammaincc(degrees, statistic / 2))
 
 
+@pytest.mark.long
 @windows
 @pytest.mark.parametrize("name", by_day(list(RUNS), 3))
 def test_output_follows_the_dense_models_law(
@@ -211,6 +212,7 @@ def test_at_temperature_zero_it_is_plain_decoding(world: World, draft: str, shap
     assert sum(output.stats.drafted for output in found) > 0
 
 
+@pytest.mark.long
 @drafts
 def test_alone_and_in_a_batch_of_eight(world: World, draft: str, shape: DraftShape) -> None:
     """Trees, coins and draws are keyed by request, so the same tokens and the same drafts are accepted."""

@@ -66,6 +66,7 @@ def test_steps_tell_the_output(llm: LLM) -> None:
     assert any(step.path for step in steps)
 
 
+@pytest.mark.long
 def test_steps_tell_what_they_would_take_without_drafts(
     llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +234,7 @@ def test_n_grams_have_no_values(folder: Path) -> None:
     assert all(set(step.values) == {None} and len(step.probs) == len(step.tokens) for step in drafted)
 
 
+@pytest.mark.long
 def test_trees_of_a_device_are_traced_with_one_wait_a_tree(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with simulated_gpu(monkeypatch) as gpu:
         llm = LLM(

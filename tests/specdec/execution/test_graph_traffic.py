@@ -121,6 +121,7 @@ def drawn_step(chance: random.Random, model: Model) -> list[tuple[TreeRow, Draft
     return rows
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_every_pass_of_drawn_traffic_was_captured_at_the_start(name: str) -> None:
     model, counter, seed = MODELS[name], Counter(), secrets.randbelow(1 << 32)
@@ -150,6 +151,7 @@ def test_every_pass_of_drawn_traffic_was_captured_at_the_start(name: str) -> Non
     assert (counter.captures, counter.replays) == (captured, steps)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_every_drafting_of_drawn_traffic_was_captured_at_the_start(name: str) -> None:
     model, counter, seed = MODELS[name], Counter(), secrets.randbelow(1 << 32)

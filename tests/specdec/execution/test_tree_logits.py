@@ -122,6 +122,7 @@ def test_logits_at_nodes_equal_passes_over_their_paths(
     assert_equal(models, batch, block_size, seed)
 
 
+@pytest.mark.long
 @given(batch=st.lists(sequences(65, 150), min_size=1, max_size=2), seed=seeds)
 def test_logits_at_nodes_of_trees_beyond_one_word_equal_passes_over_their_paths(
     models: Models, batch: list[Sequence], seed: int

@@ -123,6 +123,7 @@ def test_types_that_are_not_computed_as_stored_are_dequantised(tmp_path: Path) -
     assert not any(isinstance(weight, QuantizedTensor) for weight in weights.values())
 
 
+@pytest.mark.long
 def test_loading_imports_nothing_that_it_does_not_need(files: dict[str, Path]) -> None:
     """The first operation on a subclass in torch's dispatcher imports them, which takes 0.7 s."""
     code = (

@@ -66,6 +66,7 @@ def six(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Baichuan]:
     return folder, save_baichuan(folder, **SIX)
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(15))
 @given(
     requests=st.lists(

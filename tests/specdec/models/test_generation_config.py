@@ -245,6 +245,7 @@ def test_generate_without_parameters_takes_the_files(checkpoint: Callable[..., P
     assert [state.token_ids for state in llm.stream("Hello")][-1] == unasked.token_ids
 
 
+@pytest.mark.long
 def test_its_stop_strings_end_an_output(checkpoint: Callable[..., Path], command: "Command") -> None:
     folder = checkpoint(eos_token_id=2)
     whole = load(folder).generate("Hello", SamplingParams(temperature=0, max_tokens=12))[0].text

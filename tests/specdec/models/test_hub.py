@@ -97,6 +97,7 @@ def test_only_the_shards_of_the_index_are_downloaded(hub: HubStandIn, tiny: Tiny
     assert {file.name for file in folder.glob("*.safetensors")} == set(shards)
 
 
+@pytest.mark.long
 def test_a_revision_is_one_of_the_hub(hub: HubStandIn, tiny: Tiny) -> None:
     hub.add(TARGET, tiny.bare)
     commit = hub.add(TARGET, tiny.target, "v2")

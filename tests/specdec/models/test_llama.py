@@ -237,6 +237,7 @@ def test_taps_and_features_equal_transformers_hidden_states(tmp_path: Path) -> N
     assert (output.features - expected[-1][0]).abs().max() < 1e-9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("with_head", [False, True], ids=["plain", "eagle"])
 def test_greedy_tokens_equal_transformers_generate(tmp_path: Path, with_head: bool) -> None:
     save_llama(tmp_path / "target")
@@ -264,6 +265,7 @@ def test_tied_checkpoint_that_stores_the_matrix_twice_loads(tmp_path: Path) -> N
     assert load_llama(tmp_path, torch.float32, CPU, TORCH).lm_head is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("with_head", [False, True], ids=["plain", "eagle"])
 def test_positions_beyond_the_longest_request_have_no_rotary_embeddings(tmp_path: Path, with_head: bool) -> None:
     save_llama(tmp_path / "target", max_position_embeddings=20000)

@@ -60,6 +60,7 @@ def dense_tree(model: LlamaForCausalLM, row: DraftRow, shape: DraftShape) -> set
     return dense_search(logits_after, row, shape)
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(10))
 @given(
     shape=draft_shapes(max_depth=4, max_branching=4, max_nodes=40),

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}
 
 
+@pytest.mark.long
 def test_the_program_under_torchrun(world: World) -> None:
     """Rank 0 runs the command, and the other one is a pipeline stage, whatever the command says."""
     asked = ["--draft", str(world.folder / "head3"), "--dtype", "float64", "--fixed-drafts", "--temperature", "0"]

@@ -68,6 +68,7 @@ def flip(file: Path) -> None:
     file.write_bytes(data)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("part", "damage"),
     [

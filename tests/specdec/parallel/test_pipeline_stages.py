@@ -39,6 +39,7 @@ def is_first() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("drafter", "stages", "ranks"),
     [
@@ -94,6 +95,7 @@ def said(world: World, drafter: str, monkeypatch: pytest.MonkeyPatch, **settings
         return Said(own, output.token_ids, trees, values, prompt_logits(llm, monkeypatch))
 
 
+@pytest.mark.long
 def test_three_stages(deep: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits are within rounding, and so are drafts: tapped layers of the first stage pass the second."""
     plain, one = said(deep, "none", monkeypatch), said(deep, "eagle3", monkeypatch)
@@ -108,6 +110,7 @@ def test_three_stages(deep: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (staged.logits - plain.logits).abs().max() < 1e-9
 
 
+@pytest.mark.long
 def test_a_rule_that_weighs_all_probabilities(world: World) -> None:
     found = []
     for settings in ({}, {"pipeline_parallel_size": 2}):

@@ -27,6 +27,7 @@ def children(pid: int) -> list[int]:
     ]
 
 
+@pytest.mark.long
 def test_a_killed_rank_ends_requests_soon_and_the_group_is_restarted(
     world: World, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,7 @@ LLMEngine.act = hang
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_a_rank_that_hangs_ends_the_engine_soon(

@@ -32,6 +32,7 @@ def one_rank(world: World) -> list[Sequence[int]]:
         return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("drafter", "ranks", "stages"), [("eagle3", 2, 1), ("none", 4, 1), ("eagle", 1, 2), ("none", 2, 2)]
 )
@@ -44,6 +45,7 @@ def test_tokens_are_those_of_one_rank(
         assert adapted_texts(llm, [world.adapter(number) for number in NUMBERS]) == one_rank
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("drafter", "ranks", "stages", "split"),
     [("eagle3", 2, 1, 1), ("eagle3", 1, 2, 1), ("eagle3", 2, 1, 2), ("dspark", 2, 1, 2), ("llama", 2, 1, 2)],

@@ -71,6 +71,7 @@ def check_shared(config: dict[str, Any], world: World, drafter: str, params: Sam
     assert second.read <= max(0, again.read - second.loaded + SIZE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("drafter", "params", "settings"),
     by_day(
@@ -99,6 +100,7 @@ def test_engines_share_a_mooncake_pool(world: World, tmp_path: Path) -> None:
         check_shared(master.config(), world, "eagle3", DRAWN)
 
 
+@pytest.mark.long
 def test_a_restart_finds_the_prefix_on_the_disk(world: World, tmp_path: Path) -> None:
     """Ranks in processes of their own have written all of their parts when the engine has ended."""
     config = disk(tmp_path)
@@ -113,6 +115,7 @@ def test_a_restart_finds_the_prefix_on_the_disk(world: World, tmp_path: Path) ->
     assert (first.loaded, again.loaded) == (0, WHOLE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [SPLIT, STAGES])
 def test_evicted_blocks_are_found_in_host_memory(
     world: World, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
@@ -130,6 +133,7 @@ def test_evicted_blocks_are_found_in_host_memory(
     assert (stats.loaded_blocks, stats.failures) == (2 * WHOLE // SIZE, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("drafter", "settings"), [("eagle3", {}), ("llama", SPLIT), ("eagle", STAGES)])
 def test_tokens_are_those_of_one_rank_with_little_memory(
     world: World,
@@ -149,6 +153,7 @@ def test_tokens_are_those_of_one_rank_with_little_memory(
         assert llm.stats().external_prefix_hits > 0
 
 
+@pytest.mark.long
 def test_accepted_nodes_are_in_place_when_their_block_is_stored(world: World) -> None:
     """Each stage stores of an answer what plain decoding gives, though earlier ones move nodes late."""
     found: list[list[dict[bytes, Tensor]]] = []
@@ -165,6 +170,7 @@ def test_accepted_nodes_are_in_place_when_their_block_is_stored(world: World) ->
         assert all(torch.allclose(own[each], expected[each], atol=1e-9) for each in own)
 
 
+@pytest.mark.long
 def test_engines_of_different_sizes_share_nothing(world: World, tmp_path: Path) -> None:
     """Of two key-value heads a rank of two has one, and a rank of four a copy of one: blocks of the same shape."""
     names: list[str] = []

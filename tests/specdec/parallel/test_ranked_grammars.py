@@ -81,6 +81,7 @@ def plain(bytes_model: Bytes) -> list[list[int]]:
         return outcome(llm)[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("draft", "settings"),
     by_day(
@@ -113,6 +114,7 @@ def test_tokens_and_accepted_drafts_are_those_of_one_rank(
     assert any(accepted and trees for accepted, trees in found[1].items())
 
 
+@pytest.mark.long
 def test_each_rank_forbids_tokens_of_its_own_part(
     bytes_model: Bytes, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +126,7 @@ def test_each_rank_forbids_tokens_of_its_own_part(
         assert texts(llm, EDITED) == plain[-len(EDITED) :]
 
 
+@pytest.mark.long
 def test_a_preempted_request_goes_on_in_its_grammar(bytes_model: Bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its state is made anew on the other ranks, behind what it has said."""
     params = [structured(seed, {"regex": "[a-e]{30,32}"}) for seed in range(6)]

@@ -36,6 +36,7 @@ def texts(llm: LLM) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
 
 
+@pytest.mark.long
 def test_tokens_are_those_of_one_rank_and_graphs_hold_the_collectives(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

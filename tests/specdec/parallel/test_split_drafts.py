@@ -46,6 +46,7 @@ def compare(world: World, drafter: str, ranks: int, **settings: Any) -> None:
     assert any(accepted and trees for accepted, trees in expected[1].items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("drafter", "ranks"),
     by_day(

@@ -29,7 +29,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("drafter", "ranks"),
-    by_day([("eagle3", 4), ("none", 2), ("dspark", 2), ("llama", 2), ("eagle", 2), ("eagle3", 2), ("dflash", 2)], 4),
+    by_day(
+        [("eagle3", 4), ("none", 2), ("dspark", 2), ("llama", 2), ("eagle", 2), ("eagle3", 2), ("dflash", 2)],
+        4,
+        short=1,
+    ),
 )
 def test_tokens_are_those_of_one_rank(
     world: World, expected: list[list[int]], drafter: str, ranks: int, monkeypatch: pytest.MonkeyPatch
@@ -41,6 +45,7 @@ def test_tokens_are_those_of_one_rank(
         check_with_little_memory(llm, expected, drafts=drafter != "none")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fp8-channels", "int8"])
 def test_quantised_weights_are_split(world: World, name: str) -> None:
     """Each rank has its columns' and rows' numbers with their scales."""
@@ -61,6 +66,7 @@ def test_quantised_groups_are_not_split(world: World) -> None:
         pass
 
 
+@pytest.mark.long
 def test_all_ranks_take_another_head(world: World, tmp_path: Path, expected: list[list[int]]) -> None:
     """Ranks with different heads would draft different trees. A head that does not fit is refused by all."""
     with engine(world, "eagle3", 1) as one:
@@ -76,6 +82,7 @@ def test_all_ranks_take_another_head(world: World, tmp_path: Path, expected: lis
         assert llm.stats().trees_by_accepted == verified
 
 
+@pytest.mark.long
 def test_a_rank_that_cannot_load_a_head_keeps_it_from_all(
     world: World, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +114,7 @@ def test_scores_of_choices_are_those_of_one_rank(world: World) -> None:
         assert own == pytest.approx(other, abs=1e-9)
 
 
+@pytest.mark.long
 def test_a_rule_that_weighs_all_probabilities(world: World) -> None:
     found = []
     for ranks in (1, 2):
@@ -130,6 +138,7 @@ def test_logits_are_those_of_one_rank(
     assert (found[1] - found[0]).abs().max() < 1e-9
 
 
+@pytest.mark.long
 def test_slopes_and_a_normalised_head_are_those_of_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of six heads each rank has three; an EAGLE-1 head reads the whole output matrix."""
     sizes = {"hidden_size": 24, "num_attention_heads": 6, "num_hidden_layers": 1, **NORMALISED}

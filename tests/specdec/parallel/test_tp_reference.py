@@ -16,6 +16,7 @@ from tests.specdec.parallel.thread_ranks import thread_ranks
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_logits_are_those_of_parallelize_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both on two gloo ranks, in float64. Torch's are processes, since its groups are global."""
     save_random_llama(tmp_path, attention_bias=True)

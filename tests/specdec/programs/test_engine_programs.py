@@ -43,6 +43,7 @@ def branching(s: sp.ProgramState, stem: str) -> None:
     forks.join()
 
 
+@pytest.mark.long
 def test_branches_compute_what_they_share_once(engine: sp.Engine, llm: LLM) -> None:
     """Whole blocks of it; the tokens are those of requests without branches."""
     before = engine.stats()
@@ -186,6 +187,7 @@ def test_a_refused_request_is_an_error_of_the_program(engine: sp.Engine) -> None
     assert engine.stats().running == 0
 
 
+@pytest.mark.long
 def test_an_engine_that_cannot_start_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(_: AsyncLLM) -> None:
         raise ValueError("too little memory")

@@ -415,6 +415,7 @@ def test_programs_run_in_batches_and_within_each_other(backend: EchoBackend) -> 
         outer.run("a", backend=backend, params={"n": 3})
 
 
+@pytest.mark.long
 def test_ctrl_c_begins_no_further_program_of_a_batch(backend: EchoBackend) -> None:
     ran: list[threading.Thread] = []
     may_end = threading.Event()

@@ -52,6 +52,7 @@ class OneReplica:
         await self.replica.close()
 
 
+@pytest.mark.long
 def test_one_replica_with_an_engine_process(tiny: Tiny, tmp_path: Path) -> None:
     """All in one test, which starts one process."""
     arguments: Any = (tiny.target, tiny.head)

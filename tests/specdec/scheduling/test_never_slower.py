@@ -167,6 +167,7 @@ def adaptive(cell: Cell) -> float:
     return world.clock / world.tokens
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("factors", by_day(["as measured", "trees longer", "both longer", "plain shorter"], 2))
 def test_no_fixed_choice_is_much_faster(factors: str) -> None:
     """Trials cost 1 %, and choices by few observations something more: a run begins with nothing learnt."""

@@ -191,6 +191,7 @@ lengths, mosts = st.sampled_from([1, 1, 2, 5, 16]), st.sampled_from([1, 1, 5, 24
 arrivals = st.builds(Arrival, st.sampled_from([0, 0, 0, 1, 2, 9]), lengths, mosts, st.integers(-1, 1), clients)
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(150))
 @given(cases(8, 24), st.lists(arrivals, min_size=2, max_size=12), seeds)
 def test_nobody_waits_longer_than_promised(case: Case, coming: list[Arrival], seed: int) -> None:
@@ -224,6 +225,7 @@ def test_nobody_waits_longer_than_promised(case: Case, coming: list[Arrival], se
     assert not waiting
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(15))
 @given(
     case=cases(max_blocks=14, connectors=True),

@@ -59,6 +59,7 @@ def trials(sizes: list[TreeSize], other: bool) -> list[int]:
     return [step for step in range(1, len(kinds)) if kinds[step] and not kinds[step - 1]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rows", "unit", "steps"), [(1, 1.0, 1), (4, 1.0, 1), (1, PLAIN_SECONDS / 50, PLAIN)])
 def test_plain_steps_are_tried_now_and_then(rows: int, unit: float, steps: int) -> None:
     """Soon after trees begin, then as often as trials cost their share of the time. Large models need one step."""
@@ -82,6 +83,7 @@ def test_plain_steps_are_tried_now_and_then(rows: int, unit: float, steps: int) 
     assert rows == 1 or len({size.turn for size in lone}) == len(lone)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rows", "steps"), [(1, LONE_OF_ONE), (4, LONE)])
 def test_lone_trees_are_tried_where_plain_steps_are_faster(rows: int, steps: int) -> None:
     """As often as they cost their share of the time; the trees of a trial are all one row's."""

@@ -205,6 +205,7 @@ def test_modules_are_read_in_both_forms() -> None:
             ServerSettings(lora_modules=given)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -163,6 +163,7 @@ def test_no_declared_field_is_ignored(server: Served, path: str, body: dict[str,
     assert server.send("POST", path, {**body, **dict.fromkeys(field)})[0] == 200
 
 
+@pytest.mark.long
 def test_a_body_of_more_prompts_than_may_wait_is_a_mistake(folders: Tiny) -> None:
     """Not a full queue: trying again would never help, however idle the server is."""
     own: dict[str, Any] = {"dtype": "float64", "kv_cache_memory": 1 << 20, "max_queued_requests": 3, "max_num_seqs": 2}
@@ -193,6 +194,7 @@ FIELDS = [
 ]
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(150))
 @given(path=st.sampled_from(POSTS), body=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4))
 def test_no_body_makes_the_server_fail(server: Served, path: str, body: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 LONG = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the engine process in /proc")
 def test_a_server_takes_its_options_and_ends_in_order(folders: Tiny) -> None:
     """One process for all of it, because each takes seconds to start."""

@@ -95,6 +95,7 @@ def test_tokens_are_those_of_the_offline_api(server: Served, client: OpenAI, nam
     assert {part.id for part in parts} == {parts[0].id}
 
 
+@pytest.mark.long
 def test_the_parameters_differ_in_what_they_give(server: Served) -> None:
     """Else the test above would pass on a server that ignores them."""
     texts = [tuple(wanted(server, parameters).token_ids) for parameters in (PARAMETERS | VLLM).values()]

@@ -64,6 +64,7 @@ def test_pages_of_metrics_that_are_asked_for_at_once_share_an_answer(engine: Ser
     assert all(METRIC.search(page.decode()) for page in pages)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("log_format", by_day(["json", "text"], 1))
 def test_a_server_whose_engine_failed_for_good_ends_with_an_error(
     folders: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], log_format: str

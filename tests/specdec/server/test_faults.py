@@ -175,6 +175,7 @@ def test_a_slow_reader_gets_all_of_its_answer(server: Command) -> None:
     assert "".join(part["choices"][0]["text"] for part in parts) == whole["choices"][0]["text"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", by_day([signal.SIGSTOP, signal.SIGKILL], 1), ids=["hangs", "killed"])
 def test_the_engine_process_fails_under_load(server: Command, fault: signal.Signals) -> None:
     """Requests end with a clear error, and service is back."""

@@ -102,6 +102,7 @@ def ask(client: OpenAI, choice: Any, seed: int, **more: Any) -> tuple[list[Call]
     return calls, answer.finish_reason
 
 
+@pytest.mark.long
 def test_required_calls_are_valid_and_those_of_the_offline_api(calling: Served, caller: OpenAI, form: str) -> None:
     known: CallForm | None = parser_for(form, "").FORM
     structure = forced_calls(

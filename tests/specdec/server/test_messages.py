@@ -191,6 +191,7 @@ def test_what_is_not_supported_is_refused_in_one_line(served: Served, name: str,
     assert "\n" not in reply["error"]["message"]
 
 
+@pytest.mark.long
 def test_keys_are_those_of_the_server(served: Served) -> None:
     for headers, expected in ((KEY, 400), ({"x-api-key": "wrong"}, 401), ({}, 401), ({"x-api-key": ""}, 401)):
         assert served.send("POST", "/v1/messages", {"messages": TALK}, headers)[0] == expected

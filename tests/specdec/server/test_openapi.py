@@ -37,6 +37,7 @@ def _bounded(body: Any) -> Any:
     return least | given
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", GenerationMode)
 def test_no_request_makes_the_server_fail(server: Served, mode: GenerationMode) -> None:
     """Neither one that follows the schema nor one that does not. Answers follow it."""

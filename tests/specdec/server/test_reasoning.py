@@ -145,6 +145,7 @@ def test_forced_calls_begin_behind_the_thinking(client: OpenAI, choice: Any) -> 
     assert whole.usage.completion_tokens_details.reasoning_tokens == 2
 
 
+@pytest.mark.long
 def test_a_response_has_an_item_of_reasoning(client: OpenAI) -> None:
     tools: Any = [{"type": "function", "strict": True, **TOOL}]
     given: dict[str, Any] = {"model": "tiny", "input": "hello", "tools": tools, "temperature": 0, "top_logprobs": 0}
@@ -190,6 +191,7 @@ def test_earlier_thinking_goes_to_the_template(served: Served) -> None:
     assert lengths[0] < lengths[1]
 
 
+@pytest.mark.long
 def test_what_does_not_fit_is_refused(client: OpenAI, served: Served) -> None:
     with pytest.raises(BadRequestError, match="thinking_token_budget is -2; it must be 0 or more") as caught:
         chat(client, extra_body={"thinking_token_budget": -2})

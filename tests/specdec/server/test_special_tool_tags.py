@@ -88,6 +88,7 @@ def test_tags_are_left_out_where_there_are_no_tools(served: Served, more: dict[s
     assert reply["choices"][0]["message"]["content"] == " hello" + CALL.replace("▁", " ")
 
 
+@pytest.mark.long
 def test_a_request_may_keep_all_special_tokens(served: Served) -> None:
     body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 20, "skip_special_tokens": False}
     _, _, reply = served.send("POST", "/v1/chat/completions", body)

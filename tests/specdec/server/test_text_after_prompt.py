@@ -136,6 +136,7 @@ def test_a_message_that_is_continued(served: Served, path: str, stream: bool) ->
     assert fresh["text"] == " world"
 
 
+@pytest.mark.long
 @STREAM
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 def test_pieces_of_a_trace_join_to_the_text(served: Served, path: str, stream: bool) -> None:

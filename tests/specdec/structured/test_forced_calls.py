@@ -38,6 +38,7 @@ def engines(bytes_model: Bytes) -> dict[tuple[str, bool], LLM]:
     }
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(8))
 @given(
     tools=st.dictionaries(

@@ -31,6 +31,7 @@ def test_a_tree_has_its_texts_alone(texts: set[str]) -> None:
         assert accepts(grammar, text) == (text in texts)
 
 
+@pytest.mark.long
 def test_texts_within_each_other_are_no_deeper_than_a_parser_takes() -> None:
     texts = ["a" * size for size in range(1, 400)]
     grammar = compiler().compile(StructuredOutputsParams(choice=texts)).compiled

@@ -53,6 +53,7 @@ def is_known(pattern: str) -> bool:
     return True
 
 
+@pytest.mark.long
 @given(PATTERNS.filter(is_known), st.lists(st.text("ab^-\n1._ ", max_size=6), max_size=10), st.integers(0, 99))
 @settings(max_examples=num_cases(150))
 def test_regexes_match_the_texts_that_they_match_in_python(pattern: str, texts: list[str], seed: int) -> None:

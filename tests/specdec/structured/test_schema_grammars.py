@@ -40,6 +40,7 @@ def check_outputs(schema: dict[str, Any], seed: int, in_one_line: bool) -> None:
         assert text is None or is_valid(schema, text), text
 
 
+@pytest.mark.long
 @given(schema=schemas(), seed=seeds, in_one_line=st.booleans())
 def test_outputs_follow_the_schema(schema: dict[str, Any], seed: int, in_one_line: bool) -> None:
     check_outputs(schema, seed, in_one_line)
@@ -50,6 +51,7 @@ def test_unsupported_keywords_are_refused(schema: dict[str, Any], seed: int) -> 
     check_outputs(schema, seed, True)
 
 
+@pytest.mark.long
 @given(data=st.data(), schema=schemas(), in_one_line=st.booleans())
 def test_values_that_follow_the_schema_are_possible(
     data: st.DataObject, schema: dict[str, Any], in_one_line: bool

@@ -42,6 +42,7 @@ def plain(bytes_model: Bytes) -> list[CompletionOutput]:
     return run(load(bytes_model, None), list(SCHEMAS))
 
 
+@pytest.mark.long
 def test_there_are_fifty_and_plain_decoding_follows_them(plain: list[CompletionOutput]) -> None:
     assert len(SCHEMAS) == 50
     assert all(not Draft202012Validator.check_schema(schema) for schema in SCHEMAS.values())
@@ -63,6 +64,7 @@ def test_drafts_change_no_token(bytes_model: Bytes, plain: list[CompletionOutput
     check(found, names)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("draft", ["head", "head3", "ngram"])
 def test_rejection_sampling_follows_them(bytes_model: Bytes, draft: str) -> None:
     names = list(SCHEMAS) if IS_NIGHTLY else list(SCHEMAS)[::7]

@@ -145,6 +145,7 @@ def test_samples_have_a_state_each_and_preempted_requests_keep_theirs(bytes_mode
     assert len({one.text for output in expected for one in output.outputs}) == 9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verify", by_day(["rejection", "coupled"], 1))
 def test_the_distribution_is_that_of_the_masked_target(bytes_model: Bytes, verify: str) -> None:
     """Of four texts that share beginnings. Forced ends come as chains, the rest from drawn trees."""
@@ -174,6 +175,7 @@ def _chance(folders: Bytes, way: tuple[int, ...], ways: list[tuple[int, ...]]) -
     return chance
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verify", by_day(["rejection", "coupled"], 1))
 def test_on_a_simulated_gpu_only_steps_with_a_grammar_wait_more_than_once(
     bytes_model: Bytes, monkeypatch: pytest.MonkeyPatch, verify: str

@@ -58,6 +58,7 @@ def engines(thinking_model: Bytes) -> dict[str, LLM]:
     return found
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(15))
 @given(
     prompt=st.sampled_from(sorted(PROMPTS)),
@@ -126,6 +127,7 @@ def test_drafts_reach_across_the_mark(engines: dict[str, LLM]) -> None:
     assert accepted.count(True) >= len(accepted) - 1
 
 
+@pytest.mark.long
 def test_preempted_requests_and_samples_keep_their_states(thinking_model: Bytes, engines: dict[str, LLM]) -> None:
     form = StructuredOutputsParams(regex="[a-e]{9,12}")
     params = [
@@ -163,6 +165,7 @@ TEXTS = ["ab", "b"]
 BIAS = {END: -4.0, EOS: -3.0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verify", by_day(["rejection", "coupled"], 1))
 def test_the_distribution_is_that_of_the_masked_target(
     thinking_model: Bytes, engines: dict[str, LLM], verify: str
@@ -213,6 +216,7 @@ def test_the_distribution_is_that_of_the_masked_target(
     assert chi_square_tail(found, expected) > 1e-3
 
 
+@pytest.mark.long
 def test_on_a_simulated_gpu(thinking_model: Bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     form = StructuredOutputsParams(regex="[a-d](x{5}|y)")
     params = [

@@ -64,6 +64,7 @@ def read(parser: ToolParser, pieces: Sequence[str]) -> list[FunctionCall]:
 
 
 # A third of the schemas is refused, and few lists have several functions that differ.
+@pytest.mark.long
 @settings(max_examples=num_cases(150))
 @given(
     kind=st.sampled_from(KINDS),

@@ -159,6 +159,7 @@ FRAGMENTS = (
 TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=12).map("".join)
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(400))
 @given(kind=st.sampled_from([HermesParser, LlamaParser]), text=TEXTS, cuts=st.sets(st.integers(0, 300)))
 def test_pieces_add_up_to_the_whole_answer(kind: type[ToolParser], text: str, cuts: set[int]) -> None:

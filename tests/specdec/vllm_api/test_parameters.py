@@ -109,6 +109,7 @@ DEFAULTS: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.long
 def test_defaults_of_every_field_ask_for_nothing(llm: LLM) -> None:
     plain = SamplingParams(seed=3)
     expected = llm.generate("ab", plain)[0].outputs[0]
