@@ -4,103 +4,74 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specdec.async_engine.async_llm import AsyncLLM
-    from specdec.async_engine.errors import EngineDeadError
-    from specdec.core.choices import ChoiceScore
-    from specdec.core.engine_stats import EngineStats
-    from specdec.core.errors import QueueFullError
-    from specdec.core.lora_request import LoRARequest
-    from specdec.core.metrics import Counter, Gauge, Metric, Vector
-    from specdec.core.output_kind import RequestOutputKind
-    from specdec.core.outputs import (
-        BeamSearchOutput,
-        BeamSearchSequence,
-        CompletionOutput,
-        Logprob,
-        RequestMetrics,
-        RequestOutput,
-        SpeculationStats,
-        Step,
-        TreeTrace,
-    )
-    from specdec.core.sampling_params import BeamSearchParams, SamplingParams
-    from specdec.core.speculation import Speculation
-    from specdec.core.structured_outputs import StructuredOutputsParams
-    from specdec.draft_heads.drafting.draft_shape import DraftShape
-    from specdec.draft_heads.llama.checkpoint_files import CheckpointError
-    from specdec.engine.prompts import TextPrompt, TokensPrompt
-    from specdec.llm import LLM
-    from specdec.text.segment import Segment
+    from specdec.async_engine.async_llm import AsyncLLM as AsyncLLM
+    from specdec.async_engine.errors import EngineDeadError as EngineDeadError
+    from specdec.core.choices import ChoiceScore as ChoiceScore
+    from specdec.core.engine_stats import EngineStats as EngineStats
+    from specdec.core.errors import QueueFullError as QueueFullError
+    from specdec.core.lora_request import LoRARequest as LoRARequest
+    from specdec.core.metrics import Counter as Counter
+    from specdec.core.metrics import Gauge as Gauge
+    from specdec.core.metrics import Metric as Metric
+    from specdec.core.metrics import Vector as Vector
+    from specdec.core.output_kind import RequestOutputKind as RequestOutputKind
+    from specdec.core.outputs import BeamSearchOutput as BeamSearchOutput
+    from specdec.core.outputs import BeamSearchSequence as BeamSearchSequence
+    from specdec.core.outputs import CompletionOutput as CompletionOutput
+    from specdec.core.outputs import Logprob as Logprob
+    from specdec.core.outputs import RequestMetrics as RequestMetrics
+    from specdec.core.outputs import RequestOutput as RequestOutput
+    from specdec.core.outputs import SpeculationStats as SpeculationStats
+    from specdec.core.outputs import Step as Step
+    from specdec.core.outputs import TreeTrace as TreeTrace
+    from specdec.core.sampling_params import BeamSearchParams as BeamSearchParams
+    from specdec.core.sampling_params import SamplingParams as SamplingParams
+    from specdec.core.speculation import Speculation as Speculation
+    from specdec.core.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
+    from specdec.draft_heads.drafting.draft_shape import DraftShape as DraftShape
+    from specdec.draft_heads.llama.checkpoint_files import CheckpointError as CheckpointError
+    from specdec.engine.prompts import TextPrompt as TextPrompt
+    from specdec.engine.prompts import TokensPrompt as TokensPrompt
+    from specdec.llm import LLM as LLM
+    from specdec.text.segment import Segment as Segment
 
 __version__ = "0.1.0"
 # Quiet unless the program, or the command line, asks for logs.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
-__all__ = [
-    "LLM",
-    "AsyncLLM",
-    "BeamSearchOutput",
-    "BeamSearchParams",
-    "BeamSearchSequence",
-    "CheckpointError",
-    "ChoiceScore",
-    "CompletionOutput",
-    "Counter",
-    "DraftShape",
-    "EngineDeadError",
-    "EngineStats",
-    "Gauge",
-    "LoRARequest",
-    "Logprob",
-    "Metric",
-    "QueueFullError",
-    "RequestMetrics",
-    "RequestOutput",
-    "RequestOutputKind",
-    "SamplingParams",
-    "Segment",
-    "Speculation",
-    "SpeculationStats",
-    "Step",
-    "StructuredOutputsParams",
-    "TextPrompt",
-    "TokensPrompt",
-    "TreeTrace",
-    "Vector",
-    "__version__",
-]
-
-_HOMES = {
-    "LLM": "specdec.llm",
-    "AsyncLLM": "specdec.async_engine.async_llm",
-    "BeamSearchOutput": "specdec.core.outputs",
-    "BeamSearchParams": "specdec.core.sampling_params",
-    "BeamSearchSequence": "specdec.core.outputs",
-    "CheckpointError": "specdec.draft_heads.llama.checkpoint_files",
-    "ChoiceScore": "specdec.core.choices",
-    "CompletionOutput": "specdec.core.outputs",
-    "Counter": "specdec.core.metrics",
-    "DraftShape": "specdec.draft_heads.drafting.draft_shape",
-    "EngineDeadError": "specdec.async_engine.errors",
-    "EngineStats": "specdec.core.engine_stats",
-    "Gauge": "specdec.core.metrics",
-    "LoRARequest": "specdec.core.lora_request",
-    "Logprob": "specdec.core.outputs",
-    "Metric": "specdec.core.metrics",
-    "QueueFullError": "specdec.core.errors",
-    "RequestMetrics": "specdec.core.outputs",
-    "RequestOutput": "specdec.core.outputs",
-    "RequestOutputKind": "specdec.core.output_kind",
-    "SamplingParams": "specdec.core.sampling_params",
-    "Segment": "specdec.text.segment",
-    "Speculation": "specdec.core.speculation",
-    "SpeculationStats": "specdec.core.outputs",
-    "Step": "specdec.core.outputs",
-    "StructuredOutputsParams": "specdec.core.structured_outputs",
-    "TextPrompt": "specdec.engine.prompts",
-    "TokensPrompt": "specdec.engine.prompts",
-    "TreeTrace": "specdec.core.outputs",
-    "Vector": "specdec.core.metrics",
+# The public names by their modules.
+_MODULES = {
+    "specdec.async_engine.async_llm": ["AsyncLLM"],
+    "specdec.async_engine.errors": ["EngineDeadError"],
+    "specdec.core.choices": ["ChoiceScore"],
+    "specdec.core.engine_stats": ["EngineStats"],
+    "specdec.core.errors": ["QueueFullError"],
+    "specdec.core.lora_request": ["LoRARequest"],
+    "specdec.core.metrics": ["Counter", "Gauge", "Metric", "Vector"],
+    "specdec.core.output_kind": ["RequestOutputKind"],
+    "specdec.core.outputs": [
+        "BeamSearchOutput",
+        "BeamSearchSequence",
+        "CompletionOutput",
+        "Logprob",
+        "RequestMetrics",
+        "RequestOutput",
+        "SpeculationStats",
+        "Step",
+        "TreeTrace",
+    ],
+    "specdec.core.sampling_params": ["BeamSearchParams", "SamplingParams"],
+    "specdec.core.speculation": ["Speculation"],
+    "specdec.core.structured_outputs": ["StructuredOutputsParams"],
+    "specdec.draft_heads.drafting.draft_shape": ["DraftShape"],
+    "specdec.draft_heads.llama.checkpoint_files": ["CheckpointError"],
+    "specdec.engine.prompts": ["TextPrompt", "TokensPrompt"],
+    "specdec.llm": ["LLM"],
+    "specdec.text.segment": ["Segment"],
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+if not TYPE_CHECKING:
+    # Type checkers read no computed list. To them a name is public by `import ... as`.
+    __all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -113,4 +84,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted((*_HOMES, "__version__"))
