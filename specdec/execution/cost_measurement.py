@@ -43,10 +43,10 @@ def measure_step_cost(executor: Executor, longest: int, shape: DraftShape | None
     depth = shape.depth if shape else 1
     # Tokens that are cached before the one that rows are measured with.
     context = max(1, min(CONTEXT, longest - 1 - depth))
-    cache = executor.worker.cache
+    cache, run_dummy = executor.worker.cache, executor.worker.runner.run_dummy
     chains = [n for n in TOKENS if n <= longest]
-    passes = _curve(executor.ranks, lambda tokens: executor.run_dummy(*dummy_chain(cache, tokens)), chains)
-    rows = _curve(executor.ranks, lambda rows: executor.run_dummy(*dummy_rows(cache, rows, context)), ROWS)
+    passes = _curve(executor.ranks, lambda tokens: run_dummy(*dummy_chain(cache, tokens)), chains)
+    rows = _curve(executor.ranks, lambda rows: run_dummy(*dummy_rows(cache, rows, context)), ROWS)
     cost = StepCost(passes, Curve([(x, max(0.0, y - passes(x))) for x, y in zip(rows.xs, rows.ys, strict=True)]))
     if shape is not None:
         cost.depth = depth
@@ -91,7 +91,7 @@ def _curve(ranks: Ranks, work: Callable[[int], None], sizes: Sequence[int]) -> C
 def _draft_curve(executor: Executor, rows_of: Callable[[int], list[DraftRow]], sizes: Sequence[int]) -> Curve:
     @torch.inference_mode()
     def work(size: int) -> None:
-        executor.run_dummy_drafts(rows_of(size))
+        executor.worker.run_dummy_drafts(rows_of(size))
 
     return _curve(executor.ranks, work, sizes)
 

@@ -4,7 +4,7 @@ from specdec.cache.kv_cache import KVCache
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.kernels.types.draft_trees import HostTrees
-from specdec.kernels.types.tree import ROOT, DraftTree, TreeRow
+from specdec.kernels.types.tree import TreeRow
 from specdec.verify.sampling import Context, Sampling
 
 
@@ -13,20 +13,16 @@ def dummy_chain(cache: KVCache, num_tokens: int) -> tuple[list[TreeRow], HostTre
     return [TreeRow([0] * num_tokens, 0, cache.null_block_table(num_tokens), num_tokens)], HostTrees.empty(1)
 
 
-def dummy_rows(cache: KVCache, count: int, context: int, nodes: int = 0) -> tuple[list[TreeRow], HostTrees]:
-    """Make a step of rows of one token after `context` cached ones, each with `nodes` draft nodes below it."""
-    tree = DraftTree(tuple(range(nodes)), (ROOT,) * nodes)
-    row = TreeRow([0], context, cache.null_block_table(context + 1 + nodes), 1)
-    return [row] * count, HostTrees([tree] * count)
+def dummy_rows(cache: KVCache, count: int, context: int) -> tuple[list[TreeRow], HostTrees]:
+    """Make a step of rows of one token after `context` cached ones."""
+    return [TreeRow([0], context, cache.null_block_table(context + 1), 1)] * count, HostTrees.empty(count)
 
 
-def dummy_batch(
-    cache: KVCache, most_rows: int, tokens: int, adapted: bool, cached: int = 0
-) -> tuple[list[TreeRow], HostTrees]:
-    """Make a step of `tokens` tokens, divided among as many rows as allowed, behind `cached` ones each."""
+def dummy_batch(cache: KVCache, most_rows: int, tokens: int, adapted: bool) -> tuple[list[TreeRow], HostTrees]:
+    """Make a step of `tokens` tokens, divided among as many rows as allowed."""
     rows = min(tokens, most_rows)
     counts = [tokens // rows + (row < tokens % rows) for row in range(rows)]
-    parts = [TreeRow([0] * count, cached, cache.null_block_table(cached + count), 1, int(adapted)) for count in counts]
+    parts = [TreeRow([0] * count, 0, cache.null_block_table(count), 1, int(adapted)) for count in counts]
     return parts, HostTrees.empty(rows)
 
 

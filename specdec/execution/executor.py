@@ -4,13 +4,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.execution.stages import sent_trees
 from specdec.execution.step_order import StepOrder, StepOutcome
 from specdec.execution.worker import Worker
-from specdec.kernels.types.draft_trees import DraftTrees
-from specdec.kernels.types.tree import TreeRow
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.models.lora_adapter import AdapterFiles, AdapterWeights
 from specdec.parallel.ranks import Ranks, first_refusal
@@ -100,14 +97,6 @@ class Executor:
     def tell_outcome(self, outcome: StepOutcome) -> None:
         """Have earlier pipeline stages end the step too."""
         self.ranks.tell_stages(lambda: (outcome.acceptances, outcome.scores))
-
-    def run_dummy(self, rows: Sequence[TreeRow], trees: DraftTrees) -> None:
-        """Run a pass whose output nothing reads, and wait for it."""
-        self.worker.runner.run_dummy(rows, trees)
-
-    def run_dummy_drafts(self, rows: Sequence[DraftRow]) -> None:
-        """Draft trees that nothing reads, and wait for them. The caller is in inference mode."""
-        self.worker.run_dummy_drafts(rows)
 
     def update_draft(self, folder: Path) -> None:
         """Replace the draft head, between two steps. One that a rank refuses is taken by none.

@@ -1,6 +1,7 @@
 """The target's forward pass over a packed batch, the only one in the engine."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -10,7 +11,6 @@ from specdec.cache.kv_cache import KVCache
 from specdec.draft_heads.heads.draft_head import CachedHead, TargetOutput
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
-from specdec.execution.micro_batches import micro_batches
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.fused import FusedTarget, TargetCache
 from specdec.kernels.types.tree import TreeRow
@@ -174,6 +174,27 @@ class ModelRunner:
         """Wait until the device has done all that it was asked."""
         if self.cache.target.device.type == "cuda":
             torch.cuda.synchronize(self.cache.target.device)
+
+
+def micro_batches(
+    parts: Sequence[TreeRow], trees: DraftTrees, count: int
+) -> list[tuple[Sequence[TreeRow], DraftTrees]]:
+    """Cut rows, with their trees, into up to `count` groups of neighbours with about as many tokens each.
+
+    The groups follow each other through the pipeline stages.
+    """
+    if count == 1:
+        return [(parts, trees)]
+    ends = [0]
+    for part, size in zip(parts, trees.sizes, strict=True):
+        ends.append(ends[-1] + len(part.tokens) + size)
+    cuts = [0]
+    for group in range(1, count + 1):
+        # The end of the row that takes the group past its share of all tokens.
+        cut = next(row for row, end in enumerate(ends) if end * count >= ends[-1] * group)
+        if cut > cuts[-1]:
+            cuts.append(cut)
+    return [(parts[start:stop], trees.select(range(start, stop))) for start, stop in pairwise(cuts)]
 
 
 def _with_tokens(parts: Sequence[TreeRow], tokens: Tensor | None) -> Sequence[TreeRow]:

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from specdec.cache.kv_cache import KVCache
 from specdec.draft_heads.drafting.chained_trees import add_chains
-from specdec.draft_heads.drafting.drafter import DraftAhead, Drafter, DraftRow
+from specdec.draft_heads.drafting.drafter import Commit, DraftAhead, Drafter, DraftRow
 from specdec.draft_heads.drafting.structured_drafts import without_forbidden
-from specdec.execution.accepted_moves import AcceptedMoves
 from specdec.execution.device_clock import Mark, clock_of
 from specdec.execution.model_runner import ModelRunner
 from specdec.execution.step_order import StepOrder, StepOutcome
 from specdec.kernels.types.draft_trees import DraftTrees, HostTrees, PreparedWalk, WalkOutcome
+from specdec.kernels.types.tree import TreeRow
 from specdec.kernels.types.types import Acceptance
 from specdec.kernels.types.upload import Packet, upload
 from specdec.verify.sampling import Context
@@ -75,13 +75,13 @@ class Verification(NamedTuple):
 
     Attributes:
         walk: the acceptance rule of the sampled rows.
-        moves: of accepted cache entries, where a device makes them; None if the host does.
+        commit: moves accepted cache entries, where a device does it; None if the host does.
         drafts: the drafting for the coming step; None if there is none.
         next_pass: launches the pass of the coming step; None if that is planned first.
     """
 
     walk: PreparedWalk
-    moves: AcceptedMoves | None
+    commit: Commit | None
     drafts: _Ahead | None
     next_pass: Callable[[WalkOutcome], PassAhead] | None
 
@@ -172,20 +172,20 @@ class Worker:
         self._drafted = self._launched = None
         acceptances = list[Acceptance]()
         if verification is not None:
-            walk, moves, drafts, next_pass = verification
+            walk, commit, drafts, next_pass = verification
             outcome, ahead = walk(_sampled_logits(order, trees, logits)), None
             # The device goes on while the outcome is on its way, and while the host plans the coming step.
-            if outcome.walk is not None and moves is not None:
+            if outcome.walk is not None and commit is not None:
                 if drafts is None:
-                    moves.make(outcome.walk)
+                    commit(outcome.walk, ())
                 else:
                     start = self._mark()
-                    ahead = drafts.draft(outcome.walk, moves.make)
+                    ahead = drafts.draft(outcome.walk, commit)
                     self._drafting = [(start, self._mark())]
             if next_pass is not None:
                 self._next = next_pass(outcome)
             acceptances = outcome.read()
-            if moves is None or outcome.walk is None:
+            if commit is None or outcome.walk is None:
                 self.move_accepted(order, acceptances)
             if drafts is not None and ahead is not None:
                 ahead.learn([acceptances[row] for row in drafts.rows])
@@ -204,12 +204,12 @@ class Worker:
             return None
         own = trees if len(sampled) == len(order.parts) else trees.select(sampled)
         parts = [order.parts[row] for row in sampled]
-        moves = drafts = None
+        commit = drafts = None
         if any(own.sizes) and self.cache.kernels.on_device:
-            moves = AcceptedMoves(self.cache, parts, own, packet)
+            commit = accepted_moves(self.cache, parts, own, packet)
             drafts = self._prepare_ahead(order, own, packet)
         walk = self.verifier.prepare(own, [order.drafts[row].context for row in sampled], packet)
-        return Verification(walk, moves, drafts, self._prepare_next(order, packet) if order.followed else None)
+        return Verification(walk, commit, drafts, self._prepare_next(order, packet) if order.followed else None)
 
     def _prepare_next(self, order: StepOrder, packet: Packet) -> Callable[[WalkOutcome], PassAhead]:
         """Return what launches the pass over the tokens that a step without drafts brings to some of its rows."""
@@ -255,6 +255,23 @@ class Worker:
                 target += slots[: len(path)]
         if source:
             self.cache.move(source, target)
+
+
+def accepted_moves(cache: KVCache, parts: Sequence[TreeRow], trees: DraftTrees, packet: Packet) -> Commit:
+    """Return what moves a step's accepted entries behind their chains, before the host knows which they are.
+
+    Args:
+        parts: rows of the step that have the trees.
+        packet: takes the slots of the nodes, which are there once it is sent.
+    """
+    width, unused = max(*trees.sizes, trees.depth), cache.null_block * cache.block_size
+    slots = []
+    for part, size in zip(parts, trees.sizes, strict=True):
+        end = part.num_cached + len(part.tokens)
+        slots.append([*slots_of(part.block_table, end, end + size, cache.block_size), *[unused] * (width - size)])
+    # [rows, width]
+    sent = packet.add(slots)
+    return lambda walk, targets: cache.commit(walk, sent, targets)
 
 
 def _split(order: StepOrder) -> tuple[list[DraftRow], list[DraftRow]]:

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.execution.accepted_moves import AcceptedMoves
+from specdec.execution.worker import accepted_moves
 from specdec.kernels.reference.accepted import commit
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import DraftTree, TreeRow
@@ -58,7 +58,7 @@ def test_accepted_entries_come_to_lie_behind_their_chains(many: list[DraftTree],
         paths.append(list(path))
     parts = [TreeRow([0], start - 1, table, 1) for start, table in zip(starts, plan.tables, strict=True)]
     packet = Packet(CPU)
-    moves = AcceptedMoves(memory, parts, batch, packet)
+    move = accepted_moves(memory, parts, batch, packet)
     packet.send()
-    moves.make(walked(paths, batch.depth))
+    move(walked(paths, batch.depth), ())
     assert memory.entries.equal(expected)

@@ -18,7 +18,7 @@ from specdec import SamplingParams
 from specdec.building.engine_builder import EngineBuilder
 from specdec.core.sampling_params import StructuredOutputsParams
 from specdec.engine.step_observer import StepObserver
-from specdec.execution.micro_batches import micro_batches
+from specdec.execution.model_runner import micro_batches
 from specdec.execution.stages import StageWorker
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import DraftTree, TreeRow
