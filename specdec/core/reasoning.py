@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, ClassVar
 
-from specdec.kernels.types.settings import ParameterError
+from specdec.core.errors import wrong
 
 
 class ReasoningParser:
@@ -56,17 +56,12 @@ def reasoning_parser(name: str) -> type[ReasoningParser]:
     module, colon, attribute = name.partition(":")
     known = f"it must be {', '.join(PARSERS)}, or MODULE:CLASS"
     if not colon:
-        raise ParameterError("reasoning_parser", f"reasoning_parser is {name!r:.100}; {known}")
+        raise wrong("reasoning_parser", f"is {name!r:.100}; {known}")
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ParameterError(
-            "reasoning_parser", f"reasoning_parser {name!r:.100} cannot be imported: {error}; {known}"
-        ) from None
+        raise wrong("reasoning_parser", f"{name!r:.100} cannot be imported: {error}; {known}") from None
     if not (isinstance(found, type) and issubclass(found, ReasoningParser) and found.START and found.END):
-        raise ParameterError(
-            "reasoning_parser",
-            f"reasoning_parser {name!r:.100} is {found!r:.60}; the class must be a "
-            "specdec.core.reasoning.ReasoningParser with marks START and END",
-        )
+        wanted = "a specdec.core.reasoning.ReasoningParser with marks START and END"
+        raise wrong("reasoning_parser", f"{name!r:.100} is {found!r:.60}; the class must be {wanted}")
     return found

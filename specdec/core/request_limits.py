@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from specdec.core.errors import wrong
 from specdec.kernels.types.settings import ParameterError, check_settings, setting
 
 # Parameters that are lists, by the setting that limits each.
@@ -94,11 +95,8 @@ class RequestLimits:
     def _check(self, name: str, parameter: str, count: int, what: str) -> None:
         most = getattr(self, name)
         if count > most:
-            option = f"--{name.replace('_', '-')}"
-            raise ParameterError(
-                parameter,
-                f"{parameter} holds {count}{what}; at most {most} are allowed: send fewer, or raise {name} ({option})",
-            )
+            remedy = f"send fewer, or raise {name} (--{name.replace('_', '-')})"
+            raise wrong(parameter, f"holds {count}{what}; at most {most} are allowed: {remedy}")
 
 
 def prompt_too_long(count: int, context: int, *, is_least: bool = False) -> ParameterError:

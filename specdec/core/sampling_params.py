@@ -6,18 +6,12 @@ from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal
 
+from specdec.core.errors import wrong
 from specdec.core.foreign_sampling import FOREIGN_BEAMS, FOREIGN_SAMPLING
 from specdec.core.output_kind import RequestOutputKind
 from specdec.core.speculation import Speculation
 from specdec.core.structured_outputs import StructuredOutputsParams
-from specdec.kernels.types.settings import (
-    MAX_WHOLE,
-    ParameterError,
-    check_settings,
-    check_text,
-    checked_keywords,
-    setting,
-)
+from specdec.kernels.types.settings import MAX_WHOLE, check_settings, check_text, checked_keywords, setting
 from specdec.verify.sampling import LEAST_TEMPERATURE
 
 _PENALTY: dict[str, Any] = {"least": -2, "most": 2}
@@ -164,35 +158,25 @@ class SamplingParams:
         check_settings(self)
         if not isinstance(self.speculation, Speculation):
             wanted = "Speculation(enabled, max_nodes, max_depth)"
-            raise ParameterError("speculation", f"speculation is {self.speculation!r}; it must be {wanted}")
+            raise wrong("speculation", f"is {self.speculation!r}; it must be {wanted}")
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
-            wanted = "StructuredOutputsParams(json, regex, choice, grammar or json_object)"
-            raise ParameterError(
-                "structured_outputs",
-                f"structured_outputs is {self.structured_outputs!r:.50}; it must be {wanted}, or None",
-            )
+            wanted = "StructuredOutputsParams(json, regex, choice, grammar or json_object), or None"
+            raise wrong("structured_outputs", f"is {self.structured_outputs!r:.50}; it must be {wanted}")
         if not isinstance(self.output_kind, RequestOutputKind):
             wanted = "RequestOutputKind.CUMULATIVE, DELTA or FINAL_ONLY"
-            raise ParameterError("output_kind", f"output_kind is {self.output_kind!r}; it must be {wanted}")
+            raise wrong("output_kind", f"is {self.output_kind!r}; it must be {wanted}")
         if self.truncate_prompt_tokens == 0:
-            raise ParameterError(
-                "truncate_prompt_tokens",
-                "truncate_prompt_tokens is 0; it must be at least 1, or -1 for as many as there is room for",
-            )
+            raise wrong("truncate_prompt_tokens", "is 0; it must be at least 1, or -1 for as many as there is room for")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ParameterError(
-                "min_tokens", f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}"
-            )
+            raise wrong("min_tokens", f"is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}")
         if self.n > 1 and self.temperature < LEAST_TEMPERATURE:
-            raise ParameterError("n", f"n is {self.n}; at temperature 0 all outputs are the same, so it must be 1")
+            raise wrong("n", f"is {self.n}; at temperature 0 all outputs are the same, so it must be 1")
         for name in ("stop", "bad_words"):
             self._check_texts(name)
         if any(not stop for stop in self.stop_strings):
-            raise ParameterError("stop", "stop holds an empty string; leave it out or give at least one character")
+            raise wrong("stop", "holds an empty string; leave it out or give at least one character")
         if isinstance(self.bad_words, str) or any(not word.strip() for word in self.bad_words):
-            raise ParameterError(
-                "bad_words", f"bad_words is {self.bad_words!r}; it must be a list of words that are not empty"
-            )
+            raise wrong("bad_words", f"is {self.bad_words!r}; it must be a list of words that are not empty")
         for name in ("allowed_token_ids", "stop_token_ids", "kept_special_tokens"):
             self._set(name, self._token_ids(name))
         if isinstance(self.prediction, str):
@@ -202,17 +186,12 @@ class SamplingParams:
         if self.choices is not None:
             self._check_choices()
         if self.allowed_token_ids is not None and len(self.allowed_token_ids) == 0:
-            raise ParameterError(
-                "allowed_token_ids", f"allowed_token_ids is {self.allowed_token_ids}; it must be not empty"
-            )
+            raise wrong("allowed_token_ids", f"is {self.allowed_token_ids}; it must be not empty")
         for token, bias in (self.logit_bias or {}).items():
             if isinstance(bias, bool) or not isinstance(bias, Real) or not -100 <= bias <= 100:
-                raise ParameterError(
-                    "logit_bias", f"logit_bias of token {token} is {bias!r}; it must be at least -100 and at most 100"
-                )
-
+                raise wrong("logit_bias", f"of token {token} is {bias!r}; it must be at least -100 and at most 100")
         if not self.detokenize and self.stop_strings:
-            raise ParameterError("stop", "stop needs detokenize; use stop_token_ids, or leave detokenize True")
+            raise wrong("stop", "needs detokenize; use stop_token_ids, or leave detokenize True")
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a field, and check all of them together."""
@@ -240,7 +219,7 @@ class SamplingParams:
         value = getattr(self, name)
         texts = [value] if isinstance(value, str) else value or ()
         if not isinstance(texts, Collection) or not all(isinstance(text, str) for text in texts):
-            raise ParameterError(name, f"{name} is {value!r}; it must be text, or a list of texts")
+            raise wrong(name, f"is {value!r}; it must be text, or a list of texts")
         for text in texts:
             check_text(name, text)
 
@@ -249,33 +228,27 @@ class SamplingParams:
         value = getattr(self, name)
         value = value.tolist() if hasattr(value, "tolist") else value
         if not isinstance(value, Collection | None):
-            raise ParameterError(name, f"{name} is {value!r}; it must be a list of token ids")
+            raise wrong(name, f"is {value!r}; it must be a list of token ids")
         return value
 
     def _check_choices(self) -> None:
         given = self.choices
         if isinstance(given, str) or not isinstance(given, Sequence) or not given:
-            raise ParameterError(
-                "choices", f"choices is {given!r:.50}; it must be a list of texts, or of lists of token ids"
-            )
+            raise wrong("choices", f"is {given!r:.50}; it must be a list of texts, or of lists of token ids")
         if all(isinstance(choice, str) for choice in given):
             self._check_texts("choices")
         else:
             self._set("choices", [self._choice_ids(choice) for choice in given])
         if not all(given):
-            raise ParameterError("choices", "choices holds an empty one; leave it out or give at least one token")
+            raise wrong("choices", "holds an empty one; leave it out or give at least one token")
         for name in ("n", "logprobs", "prompt_logprobs", "structured_outputs", "prediction", "stop"):
             if (value := getattr(self, name)) not in (None, 1 if name == "n" else None, [], ()):
-                raise ParameterError(
-                    name, f"{name} is {value!r:.50}; a request with choices generates nothing: leave it out"
-                )
+                raise wrong(name, f"is {value!r:.50}; a request with choices generates nothing: leave it out")
 
     def _choice_ids(self, choice: Any) -> list[int]:
         choice = choice.tolist() if hasattr(choice, "tolist") else choice
         if isinstance(choice, str) or not isinstance(choice, Sequence):
-            raise ParameterError(
-                "choices", f"choices holds {choice!r:.50}; it must be a list of texts, or of lists of token ids"
-            )
+            raise wrong("choices", f"holds {choice!r:.50}; it must be a list of texts, or of lists of token ids")
         return list(choice)
 
     @property
@@ -290,21 +263,15 @@ class SamplingParams:
         Raises:
             ValueError: the parameter, the value and the range.
         """
-        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "kept_special_tokens", "prediction"):
-            given = getattr(self, name)
-            for token in () if given is None or isinstance(given, str) else given:
+        lists = ("logit_bias", "allowed_token_ids", "stop_token_ids", "kept_special_tokens", "prediction")
+        given = [(name, getattr(self, name)) for name in lists]
+        for name, tokens in [*given, *(("choices", choice) for choice in self.choices or ())]:
+            for token in () if tokens is None or isinstance(tokens, str) else tokens:
                 if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
-                    raise ParameterError(name, f"{name} holds {token!r}; token ids lie between 0 and {vocab_size - 1}")
-        for token in (token for choice in self.choices or () if not isinstance(choice, str) for token in choice):
-            if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
-                raise ParameterError(
-                    "choices", f"choices holds {token!r}; token ids lie between 0 and {vocab_size - 1}"
-                )
+                    raise wrong(name, f"holds {token!r}; token ids lie between 0 and {vocab_size - 1}")
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(self, name) or 0) > vocab_size:
-                raise ParameterError(
-                    name, f"{name} is {getattr(self, name)}; it must be at most the vocabulary's {vocab_size}"
-                )
+                raise wrong(name, f"is {getattr(self, name)}; it must be at most the vocabulary's {vocab_size}")
 
 
 @checked_keywords(FOREIGN_BEAMS)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec.core.call_forms import ForcedCalls
+from specdec.core.errors import wrong
 from specdec.json_schema.schema import Schema, SchemaError
 from specdec.kernels.types.settings import (
     Foreign,
@@ -65,9 +66,7 @@ class StructuredOutputsParams:
         given = [name for name in _ALL_FORMS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             what = " and ".join(given) if given else "none"
-            raise ParameterError(
-                "structured_outputs", f"structured_outputs has {what} of {', '.join(FORMS)}; give exactly one"
-            )
+            raise wrong("structured_outputs", f"has {what} of {', '.join(FORMS)}; give exactly one")
         for name in ("regex", "grammar"):
             if getattr(self, name) is not None:
                 check_text(f"structured_outputs.{name}", getattr(self, name))
@@ -95,17 +94,13 @@ class StructuredOutputsParams:
         return sum(len(text.encode(errors="surrogatepass")) for text in texts)
 
     def _checked_choice(self) -> tuple[str, ...]:
-        choice = self.choice
+        name, choice = "structured_outputs.choice", self.choice
         if isinstance(choice, str) or not isinstance(choice, Sequence) or not choice:
-            raise ParameterError(
-                "structured_outputs", f"structured_outputs.choice is {choice!r}; it must be a list of at least one text"
-            )
+            raise ParameterError("structured_outputs", f"{name} is {choice!r}; it must be a list of at least one text")
         for text in choice:
-            check_text("structured_outputs.choice", text)
+            check_text(name, text)
             if not text:
-                raise ParameterError(
-                    "structured_outputs", "structured_outputs.choice holds an empty text; leave it out"
-                )
+                raise ParameterError("structured_outputs", f"{name} holds an empty text; leave it out")
         return tuple(choice)
 
     def _checked_json(self) -> str:
@@ -116,9 +111,9 @@ class StructuredOutputsParams:
             try:
                 schema = json_text.loads(schema)
             except (ValueError, RecursionError) as error:
-                raise ParameterError(name, f"{name} is not valid JSON: {error}; give a JSON schema") from None
+                raise wrong(name, f"is not valid JSON: {error}; give a JSON schema") from None
         if not isinstance(schema, Mapping):
-            raise ParameterError(name, f"{name} is {schema!r:.50}; it must be a JSON schema: an object, or its text")
+            raise wrong(name, f"is {schema!r:.50}; it must be a JSON schema: an object, or its text")
         try:
             text = json_text.dumps(schema, allow_nan=False)
             if len(text) <= _CHECKED_BYTES:
@@ -126,8 +121,6 @@ class StructuredOutputsParams:
         except SchemaError as error:
             raise ParameterError(name, f"{name}: {error}") from None
         except (TypeError, ValueError, RecursionError):
-            raise ParameterError(
-                name, f"{name} holds a value that JSON does not have, or is nested too deeply"
-            ) from None
+            raise wrong(name, "holds a value that JSON does not have, or is nested too deeply") from None
         check_text(name, text)
         return text

@@ -15,6 +15,7 @@ from specdec.config import EngineConfig
 from specdec.core.choices import Choices
 from specdec.core.commands import Add
 from specdec.core.engine_stats import SourceCount
+from specdec.core.errors import wrong
 from specdec.core.lora_request import LoadedAdapter
 from specdec.core.reasoning import reasoning_parser
 from specdec.core.request import Request, RequestGroup
@@ -128,7 +129,7 @@ class RequestMaker:
             ValueError: see `LLM.new_group`.
         """
         if not isinstance(params, SamplingParams):
-            raise ParameterError("sampling_params", f"sampling_params is {params!r:.60}; it must be SamplingParams")
+            raise wrong("sampling_params", f"is {params!r:.60}; it must be SamplingParams")
         # The caller may assign to its own afterwards.
         prompt, params = self.texts.with_tokens(prompt, copy(params))
         return Add(self._checked(prompt, params, priority, cache_salt), params, int(priority), cache_salt)
@@ -138,25 +139,21 @@ class RequestMaker:
         if cache_salt is not None:
             check_text("cache_salt", cache_salt)
             if len(cache_salt) > _LONGEST_SALT:
-                raise ParameterError(
-                    "cache_salt", f"cache_salt has {len(cache_salt)} characters; it may have at most {_LONGEST_SALT}"
-                )
+                raise wrong("cache_salt", f"has {len(cache_salt)} characters; it may have at most {_LONGEST_SALT}")
         if abs(whole_number("priority", priority)) > MAX_WHOLE:
-            raise ParameterError("priority", f"priority is {priority}; it must be between -2^63 and 2^63")
+            raise wrong("priority", f"is {priority}; it must be between -2^63 and 2^63")
         if params.structured_outputs is not None:
             self.check_form(params.structured_outputs)
         for name in ("thinking_token_budget", "reasoning_ended"):
             if getattr(params, name) is not None and self.thinking is None:
-                raise ParameterError(
-                    name, f"{name} is {getattr(params, name)}; it needs the engine's reasoning_parser: leave it out"
-                )
+                raise wrong(name, f"is {getattr(params, name)}; it needs the engine's reasoning_parser: leave it out")
         tokens = self._tokens(prompt, is_truncated=params.truncate_prompt_tokens is not None)
         vocab = self.model.vocab_size
         if not tokens:
             raise ParameterError("prompt", "the prompt is empty; give at least one token")
         if min(tokens) < 0 or max(tokens) >= vocab:
             bad = next(token for token in tokens if not 0 <= token < vocab)
-            raise ParameterError("prompt", f"prompt token {bad} is outside the vocabulary of {vocab}")
+            raise wrong("prompt", f"token {bad} is outside the vocabulary of {vocab}")
         tokens = self._truncated(tokens, params.truncate_prompt_tokens)
         self._check_length(len(tokens))
         params.check_tokens(vocab)
@@ -165,7 +162,7 @@ class RequestMaker:
             raise choice_too_long(f"of {longest} tokens, the prompt has {len(tokens)}", self.max_model_len)
         for name in ("stop", "bad_words"):
             if getattr(params, name) and self.tokenizer is None:
-                raise ParameterError(name, f"{name} needs a tokenizer, and the model's folder has none; use token ids")
+                raise wrong(name, "needs a tokenizer, and the model's folder has none; use token ids")
         self.texts.bad_words(params)
         return tokens
 
@@ -191,10 +188,7 @@ class RequestMaker:
             ValueError: a model without a tokenizer.
         """
         if self.tokenizer is None:
-            raise ParameterError(
-                "structured_outputs",
-                "structured_outputs needs a tokenizer, and the model's folder has none; leave it out",
-            )
+            raise wrong("structured_outputs", "needs a tokenizer, and the model's folder has none; leave it out")
         return GrammarCompiler(
             self.tokenizer,
             self.model.vocab_size,

@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from specdec.core.errors import wrong
 from specdec.core.request_limits import RequestLimits, choice_too_long, prompt_too_long
 from specdec.core.sampling_params import SamplingParams
 from specdec.engine.choice_prompts import with_choice_tokens
@@ -136,9 +137,7 @@ class RequestTexts:
             self._check_choices(prompt if isinstance(prompt, str) else "", choices)
         if isinstance(params.prediction, str):
             if self.tokenizer is None:
-                raise ParameterError(
-                    "prediction", "prediction needs a tokenizer, and the model's folder has none; give token ids"
-                )
+                raise wrong("prediction", "needs a tokenizer, and the model's folder has none; give token ids")
             longest = (self._longest or _ASSUMED) * self._context
             predicted = self.tokenizer.encode(params.prediction[:longest], add_special_tokens=False)
             params = replace(params, prediction=predicted[: self._context])

@@ -9,7 +9,7 @@ from typing import Any
 
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.engine_stats import EngineStats
-from specdec.core.errors import QueueFullError
+from specdec.core.errors import QueueFullError, wrong
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.kernels.types.settings import ParameterError
@@ -102,13 +102,11 @@ class Scheduler:
     def refusal(self, request: Request) -> ValueError | QueueFullError | None:
         """Return why the request cannot be queued, a ValueError if it never can; None if it can; see `add`."""
         if request.priority and self.config.scheduling_policy != "priority":
-            return ParameterError(
-                "priority", f"priority {request.priority} needs scheduling_policy 'priority'; it is 'fcfs'"
-            )
+            return wrong("priority", f"{request.priority} needs scheduling_policy 'priority'; it is 'fcfs'")
         if request.choices is not None and request.choices.most_nodes > self.max_choice_nodes:
-            return ParameterError(
+            return wrong(
                 "choices",
-                f"choices holds one of {request.choices.most_nodes + 1} tokens; it may have at most "
+                f"holds one of {request.choices.most_nodes + 1} tokens; it may have at most "
                 f"{self.max_choice_nodes + 1}: shorten it, or raise max_num_batched_tokens",
             )
         manager = self.manager
