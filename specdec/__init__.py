@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from specdec.core.metrics import Gauge as Gauge
     from specdec.core.metrics import Metric as Metric
     from specdec.core.metrics import Vector as Vector
-    from specdec.core.output_kind import RequestOutputKind as RequestOutputKind
     from specdec.core.outputs import BeamSearchOutput as BeamSearchOutput
     from specdec.core.outputs import BeamSearchSequence as BeamSearchSequence
     from specdec.core.outputs import CompletionOutput as CompletionOutput
     from specdec.core.outputs import Logprob as Logprob
     from specdec.core.outputs import RequestMetrics as RequestMetrics
     from specdec.core.outputs import RequestOutput as RequestOutput
+    from specdec.core.outputs import RequestOutputKind as RequestOutputKind
     from specdec.core.outputs import SpeculationStats as SpeculationStats
     from specdec.core.outputs import Step as Step
     from specdec.core.outputs import TreeTrace as TreeTrace
     from specdec.core.sampling_params import BeamSearchParams as BeamSearchParams
     from specdec.core.sampling_params import SamplingParams as SamplingParams
-    from specdec.core.speculation import Speculation as Speculation
+    from specdec.core.sampling_params import Speculation as Speculation
     from specdec.core.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from specdec.draft_heads.drafting.draft_shape import DraftShape as DraftShape
     from specdec.draft_heads.llama.checkpoint_files import CheckpointError as CheckpointError
@@ -47,7 +47,6 @@ _MODULES = {
     "specdec.core.errors": ["QueueFullError"],
     "specdec.core.lora_request": ["LoRARequest"],
     "specdec.core.metrics": ["Counter", "Gauge", "Metric", "Vector"],
-    "specdec.core.output_kind": ["RequestOutputKind"],
     "specdec.core.outputs": [
         "BeamSearchOutput",
         "BeamSearchSequence",
@@ -55,12 +54,12 @@ _MODULES = {
         "Logprob",
         "RequestMetrics",
         "RequestOutput",
+        "RequestOutputKind",
         "SpeculationStats",
         "Step",
         "TreeTrace",
     ],
-    "specdec.core.sampling_params": ["BeamSearchParams", "SamplingParams"],
-    "specdec.core.speculation": ["Speculation"],
+    "specdec.core.sampling_params": ["BeamSearchParams", "SamplingParams", "Speculation"],
     "specdec.core.structured_outputs": ["StructuredOutputsParams"],
     "specdec.draft_heads.drafting.draft_shape": ["DraftShape"],
     "specdec.draft_heads.llama.checkpoint_files": ["CheckpointError"],

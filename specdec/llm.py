@@ -31,8 +31,7 @@ from specdec.core.engine_stats import EngineStats
 from specdec.core.lora_request import LoRARequest
 from specdec.core.metrics import Metric, engine_metrics
 from specdec.core.out_of_memory import explained_shortage
-from specdec.core.output_kind import ShownStates
-from specdec.core.outputs import BeamSearchOutput, RequestOutput, SpeculationStats
+from specdec.core.outputs import BeamSearchOutput, RequestOutput, ShownStates, SpeculationStats
 from specdec.core.progress import progress_bar
 from specdec.core.request import RequestGroup
 from specdec.core.sampling_params import BeamSearchParams, SamplingParams

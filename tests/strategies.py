@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from specdec.core.sampling_params import SamplingParams
-from specdec.core.speculation import Speculation
+from specdec.core.sampling_params import SamplingParams, Speculation
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.verify.sampling import Sampling

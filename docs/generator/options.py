@@ -11,8 +11,7 @@ from docs.generator.regions import table
 from specdec.cli.model_options import DRAFT_HELP
 from specdec.config import EngineConfig
 from specdec.core.request_limits import RequestLimits
-from specdec.core.sampling_params import BeamSearchParams, SamplingParams
-from specdec.core.speculation import Speculation
+from specdec.core.sampling_params import BeamSearchParams, SamplingParams, Speculation
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.kernels.types.settings import settings_of
 from specdec.scheduling.scheduler_config import SchedulerConfig

@@ -35,8 +35,7 @@ from specdec.core.commands import (
 )
 from specdec.core.engine_stats import EngineStats
 from specdec.core.lora_request import LoRARequest, with_whole_path
-from specdec.core.output_kind import RequestOutputKind, ShownStates
-from specdec.core.outputs import RequestOutput
+from specdec.core.outputs import RequestOutput, RequestOutputKind, ShownStates
 from specdec.core.sampling_params import SamplingParams
 from specdec.engine.prompts import Prompt, read_prompt
 from specdec.engine.request_maker import RequestMaker

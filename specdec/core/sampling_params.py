@@ -8,14 +8,37 @@ from typing import Any, ClassVar, Literal
 
 from specdec.core.errors import wrong
 from specdec.core.foreign_sampling import FOREIGN_BEAMS, FOREIGN_SAMPLING
-from specdec.core.output_kind import RequestOutputKind
-from specdec.core.speculation import Speculation
+from specdec.core.outputs import RequestOutputKind
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.kernels.types.settings import MAX_WHOLE, check_settings, check_text, checked_keywords, setting
 from specdec.verify.sampling import LEAST_TEMPERATURE
 
 _PENALTY: dict[str, Any] = {"least": -2, "most": 2}
 _SCORED: dict[str, Any] = {"least": -1, "wanted": "0 or more, or -1 for all tokens", "flags": ""}
+
+
+@checked_keywords()
+@dataclass(frozen=True)
+class Speculation:
+    """Bounds of one request's drafts, within those of the engine.
+
+    They change the speed of the request and, with the default acceptance rule, none of its tokens. The other rules keep
+    the distribution of the output, as they do with any draft.
+
+    Raises:
+        ValueError: a value outside its range; names the setting, the value and the range.
+    """
+
+    enabled: bool = setting(True, "Whether the request gets drafts.")
+    max_nodes: int | None = setting(
+        None, "Most draft nodes in a step; None: as many as the engine drafts.", least=1, wanted="at least 1, or None"
+    )
+    max_depth: int | None = setting(
+        None, "Most draft tokens in a row; None: as many as the engine drafts.", least=1, wanted="at least 1, or None"
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
 
 @checked_keywords(FOREIGN_SAMPLING)

@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from specdec.core.sampling_params import SamplingParams
-from specdec.core.speculation import Speculation
+from specdec.core.sampling_params import SamplingParams, Speculation
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.openai.errors import ApiError, bad_request
 from specdec.openai.request_model import ListOf, Numbers, RequestModel

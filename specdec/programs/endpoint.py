@@ -6,8 +6,7 @@ from dataclasses import asdict
 from typing import Any, Self
 
 from specdec.core.choices import ChoiceScore
-from specdec.core.sampling_params import SamplingParams
-from specdec.core.speculation import Speculation
+from specdec.core.sampling_params import SamplingParams, Speculation
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.programs.backend import Generated, LoopThread
 from specdec.programs.expressions import DEFAULT_MAX_TOKENS, Gen

@@ -7,7 +7,7 @@ import pytest
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.outputs import RequestOutput
-from specdec.engine.choice_prompts import common_length
+from specdec.engine.request_texts import common_length
 from specdec.execution.model_runner import PreparedPass
 from specdec.kernels.native.library import library_file
 from specdec.kernels.types.draft_trees import DraftTrees

@@ -14,8 +14,7 @@ from specdec.cache.kept_entries import KeptEntries
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.choices import Choices
 from specdec.core.request import Request
-from specdec.core.sampling_params import SamplingParams
-from specdec.core.speculation import Speculation
+from specdec.core.sampling_params import SamplingParams, Speculation
 from specdec.draft_heads.drafting.draft_shape import BlockShape, DraftShape
 from specdec.kv_transfer.host_saves import HEAD
 from specdec.scheduling.integrity import check_pool, check_scheduler

@@ -2,8 +2,7 @@
 
 import pytest
 
-from specdec.core.sampling_params import SamplingParams
-from specdec.core.speculation import Speculation
+from specdec.core.sampling_params import SamplingParams, Speculation
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_plan import StepPlan
 from tests.specdec.scheduling.scheduled_steps import TREE, ask, finish, make

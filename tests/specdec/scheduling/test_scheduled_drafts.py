@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from specdec.core.sampling_params import SamplingParams
-from specdec.core.speculation import Speculation
+from specdec.core.sampling_params import SamplingParams, Speculation
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.tree_sizer import LARGEST_EVERY, LONE
 from tests.specdec.scheduling.scheduled_steps import TREE, ask, costs, grants, make, run, step

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from specdec.cache.kept_entries import KeptEntries
 from specdec.core.request import Request
-from specdec.core.speculation import Speculation
+from specdec.core.sampling_params import Speculation
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_plan import StepPlan
 from tests.profiles import num_cases
