@@ -66,7 +66,6 @@ class Mode:
     def _forget(self) -> None:
         """Make adaptive trees begin as in a new engine."""
         scheduler, folder = self.llm.engine.scheduler, self.llm.config.draft
-        assert scheduler.draft_budget is not None
         assert self._costs is not None
         assert folder is not None
         cost = scheduler.step_cost = deepcopy(self._costs)

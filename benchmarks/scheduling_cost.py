@@ -11,6 +11,7 @@ cost that grows only with their number, and 100,000 pairs of allocate and free p
 import argparse
 import random
 import statistics
+import sys
 import time
 from typing import Any
 
@@ -56,7 +57,8 @@ def decoding(count: int, prompt: int, steps: int, shape: DraftShape | None, queu
     slots = shape.slots if shape else 0
     config = SchedulerConfig(max_num_seqs=count + 1, max_num_batched_tokens=count * (prompt + slots + 1))
     manager = KVCacheManager(count * (-(-(longest + slots) // BLOCK_SIZE) + 1), BLOCK_SIZE)
-    scheduler = Scheduler(manager, config, shape, step_cost=CHEAP if shape else None)
+    bounds = (DraftShape(1, 1, 1), 0, None) if shape is None else (shape, sys.maxsize, CHEAP)
+    scheduler = Scheduler(manager, config, *bounds)
     for number in range(count):
         scheduler.add(request(number, prompt, longest))
     step(scheduler, random.Random(0))

@@ -99,7 +99,7 @@ class LLM:
         self.engine.ring = ring
         logger.info("ready after %.1f s", time.perf_counter() - began)
         self._shared = SharedEngine(self.engine)
-        if config.draft is not None and self.engine.scheduler.draft_budget is not None:
+        if config.draft is not None:
             self.request_maker.draft_context = self.engine.scheduler.draft_budget.context
 
     def __enter__(self) -> Self:

@@ -35,7 +35,7 @@ class Scheduler:
     left. The requests' cache counters are written here after a step, and by `KVCacheManager` where blocks come and go.
 
     Args:
-        shape: bounds of draft trees, None for no drafts at all.
+        shape: bounds of draft trees.
         draft_context: number of tokens from which on the draft model drafts nothing for a request; 0 without a model.
         step_cost: of a step's parts; without it, trees and prompts are bounded by tokens alone.
         rank_values: values of draft nodes by rank, as measured before.
@@ -57,8 +57,8 @@ class Scheduler:
         self,
         manager: KVCacheManager,
         config: SchedulerConfig,
-        shape: DraftShape | None = None,
-        draft_context: int = sys.maxsize,
+        shape: DraftShape,
+        draft_context: int,
         step_cost: StepCost | None = None,
         rank_values: Sequence[float] = (),
         *,
@@ -77,15 +77,11 @@ class Scheduler:
         self.manager, self.config, self.step_cost, self.connector = manager, config, step_cost, connector
         manager.reports_published = connector is not None
         self.tree_sizer = None
-        self.draft_budget = None
-        if shape is not None:
-            # A step adds no more tokens than this to those that the draft head has not read.
-            most_read = config.max_num_batched_tokens + config.max_num_seqs
-            if step_cost is not None and config.adaptive_drafts:
-                self.tree_sizer = TreeSizer(step_cost, shape, prior=rank_values)
-            self.draft_budget = DraftBudget(
-                shape, draft_context, most_read, self.tree_sizer, draws, reads_prompts, follows
-            )
+        if step_cost is not None and config.adaptive_drafts:
+            self.tree_sizer = TreeSizer(step_cost, shape, prior=rank_values)
+        # A step adds no more tokens than this to those that the draft head has not read.
+        most_read = config.max_num_batched_tokens + config.max_num_seqs
+        self.draft_budget = DraftBudget(shape, draft_context, most_read, self.tree_sizer, draws, reads_prompts, follows)
         self.queues = RequestQueues(config.scheduling_policy)
         self.running, self.waiting = self.queues.running, self.queues.waiting
         self.planner = StepPlanner(self.queues, manager, config, connector)
@@ -176,7 +172,7 @@ class Scheduler:
         decoding = [request for request in self.running if len(request.token_ids) - request.num_cached == 1]
         admits = bool(self.waiting) and len(self.running) < self.config.max_num_seqs
         mixed = admits or len(decoding) < len(self.running)
-        size = TreeSize(0, 0) if self.draft_budget is None else self.draft_budget.size(decoding, mixed=mixed)
+        size = self.draft_budget.size(decoding, mixed=mixed)
         # One token is kept for each decoding request, so that no prompt delays an output.
         stats, most = self._stats, self.config.max_num_batched_tokens
         step = StepBudget(stats, most, self._prompt_tokens(decoding, size), len(decoding))
@@ -184,8 +180,7 @@ class Scheduler:
         plan_choices(step, self.manager, self.max_choice_nodes)
         # A list, which takes half the time of a generator: this runs over the rows of each step.
         known = sum([row.num_known for row in step.rows])
-        if self.draft_budget is not None:
-            self.draft_budget.grant(step, size, self.manager)
+        self.draft_budget.grant(step, size, self.manager)
         if self.connector is not None:
             self.connector.start_read_kv(self.connector.build_read_meta())
         plan = StepPlan(step.rows)
@@ -217,7 +212,7 @@ class Scheduler:
         """
         if not self._passes_ahead or self.waiting or len(plan.rows) != len(self.running) or self.manager.moves:
             return
-        drafts = self.draft_budget is not None and not self.draft_budget.stays_plain(len(plan.rows))
+        drafts = not self.draft_budget.stays_plain(len(plan.rows))
         followed = []
         for row in plan.rows:
             request = row.request
@@ -240,15 +235,14 @@ class Scheduler:
         prompts = len(self.running) - decoding + len(self.waiting)
         if not prompts or not decoding:
             return sys.maxsize
-        levels = 0 if self.draft_budget is None else min(size.nodes, self.draft_budget.shape.depth)
+        levels = min(size.nodes, self.draft_budget.shape.depth)
         return self.step_cost.prompt_tokens(
             self.config.prefill_stretch, prompts, decoding, size.nodes, size.trees, levels
         )
 
     def blocks_with_drafts(self, request: Request) -> int:
         """Return how many blocks the request would have with the largest tree."""
-        slots = 0 if self.draft_budget is None else self.draft_budget.slots
-        return self.manager.blocks_for(len(request.token_ids) + slots)
+        return self.manager.blocks_for(len(request.token_ids) + self.draft_budget.slots)
 
     def update(self, plan: StepPlan, results: Sequence[RowResult]) -> None:
         """Update cached-token counts, publish full blocks to the prefix cache, release finished requests.

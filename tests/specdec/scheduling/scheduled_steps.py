@@ -19,11 +19,11 @@ TREE = DraftShape(depth=3, branching=2, nodes=6)
 
 def make(blocks: int = 100, shape: DraftShape | None = None, **limits: Any) -> Scheduler:
     """Make a scheduler with blocks of four."""
-    draft_context = limits.pop("draft_context", sys.maxsize)
+    draft_context = limits.pop("draft_context", sys.maxsize if shape else 0)
     step_cost, ahead = limits.pop("step_cost", None), limits.pop("passes_ahead", False)
     config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 16, "watermark": 0.0, **limits})
     manager = KVCacheManager(blocks, 4)
-    scheduler = Scheduler(manager, config, shape, draft_context, step_cost, passes_ahead=ahead)
+    scheduler = Scheduler(manager, config, shape or TREE, draft_context, step_cost, passes_ahead=ahead)
     if scheduler.tree_sizer is not None:
         # As if the first trees had been verified.
         scheduler.tree_sizer.num_first = 0

@@ -38,7 +38,7 @@ class Case(NamedTuple):
     blocks: int
     size: int
     caching: bool
-    shape: DraftShape | None
+    shape: DraftShape
     draft_context: int
     config: SchedulerConfig
     # Of a pass per token, and of a level per tree, where a pass by itself takes 1; None for no costs at all.
@@ -82,8 +82,8 @@ def cases(draw: st.DrawFn, max_seats: int = 4, max_blocks: int = 10, connectors:
         kept=draw(
             st.builds(KeptEntries, st.sampled_from([0, 0, 3, 5, 8]), st.sampled_from([0, 1, 2, 4, 7])).map(fitted)
         ),
-        shape=draw(st.none() | shapes),
-        draft_context=draw(st.sampled_from([sys.maxsize, 9])),
+        shape=draw(shapes),
+        draft_context=draw(st.sampled_from([sys.maxsize, 9, 0])),
         config=SchedulerConfig(
             max_num_seqs=seats,
             max_num_batched_tokens=draw(st.integers(seats, 12)),
@@ -287,7 +287,6 @@ class World:
         if row.num_nodes == 0:
             assert row.max_depth == 0
             return
-        assert shape is not None
         assert request.drafts_enabled
         assert request.num_output > 0
         assert row.num_known == request.num_uncached_tokens == 1

@@ -66,10 +66,8 @@ def test_a_request_that_has_its_last_token_is_not_followed() -> None:
 
 @pytest.mark.parametrize("why", ["prompt", "drafts", "waiting", "beam"])
 def test_other_steps_are_not_followed(why: str) -> None:
-    shape = TREE if why == "drafts" else None
     scheduler = make(
-        shape=shape,
-        draft_context=99 if shape else 0,
+        shape=TREE if why == "drafts" else None,
         passes_ahead=True,
         max_num_seqs=1 if why == "waiting" else 8,
         max_num_batched_tokens=9 if why == "prompt" else 16,

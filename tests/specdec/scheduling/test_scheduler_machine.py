@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import sys
 from typing import NamedTuple
 
 import pytest
@@ -13,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from specdec.cache.kept_entries import KeptEntries
 from specdec.core.request import Request
 from specdec.core.sampling_params import Speculation
+from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_plan import StepPlan
 from tests.profiles import num_cases
@@ -130,7 +130,7 @@ def test_a_prompt_of_choices_in_a_window_is_read_in_parts(blocks: int) -> None:
     config = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=11)
     world = World(
         Case(
-            blocks=blocks, size=1, caching=True, shape=None, draft_context=sys.maxsize,
+            blocks=blocks, size=1, caching=True, shape=DraftShape(1, 1, 1), draft_context=0,
             config=config, prices=None, connector=None, reads_prompts=False, kept=KeptEntries(3, 2),
         )
     )  # fmt: skip
@@ -146,7 +146,7 @@ def test_no_host_block_is_held_behind_steps_that_failed(is_beam: bool, count: in
     config = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=2)
     world = World(
         Case(
-            blocks=3, size=1, caching=True, shape=None, draft_context=sys.maxsize,
+            blocks=3, size=1, caching=True, shape=DraftShape(1, 1, 1), draft_context=0,
             config=config, prices=None, connector=(2, 0, 1e9), reads_prompts=False, kept=KeptEntries(0, 0),
         )
     )  # fmt: skip
