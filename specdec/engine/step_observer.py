@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -12,16 +11,10 @@ from specdec.execution.device_clock import Mark, seconds_between
 from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_cost import MeasuredStep, is_passed_over
-from specdec.scheduling.step_plan import PlannedRow, RowResult
+from specdec.scheduling.step_plan import PlannedRow, RowResult, prompt_tokens
 
 # Limit of the seconds between two steps that count; the caller may do other things than steps.
 MOST_BETWEEN = 0.001
-
-
-class _Step(NamedTuple):
-    rows: Sequence[PlannedRow]
-    draft_rows: Sequence[DraftRow]
-    results: Sequence[RowResult]
 
 
 class StepObserver:
@@ -41,7 +34,7 @@ class StepObserver:
         self._is_unfinished = False
         self._plain_run = 0
         # The last step that is measured, until its measurements are recorded.
-        self._step: _Step | None = None
+        self._step: tuple[Sequence[PlannedRow], Sequence[DraftRow], Sequence[RowResult]] | None = None
         self._start, self._end = 0.0, math.inf
         self.measured: tuple[float, float] | None = None
 
@@ -95,7 +88,7 @@ class StepObserver:
             was_unfinished or self._is_unfinished or is_passed_over(self._plain_run)
         ):
             seconds, draft_seconds = self.seconds, sum(seconds_between(*part) for part in drafting)
-            self._step = _Step(rows, draft_rows, results)
+            self._step = rows, draft_rows, results
             self.measured = seconds - draft_seconds, draft_seconds
         self._end = time.perf_counter() if self.scheduler.running else math.inf
 
@@ -107,21 +100,13 @@ class StepObserver:
         seconds: float,
         draft_seconds: float,
     ) -> None:
-        drafted = [row for row in draft_rows if row.num_nodes]
-        # The nodes of choices are no drafts, and cost as much as tokens of a prompt.
-        chosen = [0 if row.choices is None else len(row.choices.tokens) for row in rows]
-        decoded = [
-            result.num_nodes
-            for row, result, nodes in zip(rows, results, chosen, strict=True)
-            if row.num_known == 1 and not nodes
-        ]
+        drafted, prompts = [row for row in draft_rows if row.num_nodes], prompt_tokens(rows)
+        decoded = [result.num_nodes for result, count in zip(results, prompts, strict=True) if not count]
         self.scheduler.learn(
             MeasuredStep(
                 rows=len(decoded),
                 tokens=len(decoded) + sum(decoded),
-                prompts=sum(
-                    row.num_known + nodes for row, nodes in zip(rows, chosen, strict=True) if row.num_known > 1 or nodes
-                ),
+                prompts=sum(prompts),
                 seconds=seconds,
                 trees=len(drafted),
                 levels=max((row.max_depth for row in drafted), default=0),
@@ -130,10 +115,7 @@ class StepObserver:
             ),
             [
                 TreeOutcome(
-                    row.num_nodes,
-                    size,
-                    [rank for rank in result.ranks if rank < size],
-                    row.request.acceptance_history,
+                    row.num_nodes, size, [rank for rank in result.ranks if rank < size], row.request.acceptance_history
                 )
                 for row, result in zip(rows, results, strict=True)
                 if (size := result.num_nodes - result.num_chained)

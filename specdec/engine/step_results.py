@@ -6,12 +6,11 @@ from torch import Tensor
 
 from specdec.core.logprobs import choice_logprobs, score_output, score_prompt
 from specdec.core.outputs import LogprobsMode
-from specdec.core.request import Request
 from specdec.engine.tree_trace import node_probs
 from specdec.execution.step_order import StepOrder, StepOutcome
 from specdec.execution.worker import score_spans
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.types.tree import DraftTree, TreeRow
+from specdec.kernels.types.tree import DraftTree
 from specdec.kernels.types.types import NO_TOKEN, Acceptance
 from specdec.scheduling.step_plan import PlannedRow, RowResult
 
@@ -56,36 +55,20 @@ def _score_rows(
     acceptances, trees = iter(outcome.acceptances), outcome.trees
     spans = score_spans(order, [len(tree) for tree in trees])
     for place, (row, part, tree, span) in enumerate(zip(rows, order.parts, trees, spans, strict=True)):
+        own, request = logits[span], row.request
         if row.choices is not None:
-            outcome.scores[place] = choice_logprobs(row.choices, logits[span])
+            outcome.scores[place] = choice_logprobs(row.choices, own)
             continue
-        request, acceptance = row.request, next(acceptances) if row.sampled else None
-        num_known = len(request.logprobs)
-        _score(request, part, tree, logits[span], acceptance, results[place], mode, kernels)
-        if new := request.logprobs[num_known:]:
-            outcome.scores[place] = new
-
-
-def _score(
-    request: Request,
-    part: TreeRow,
-    tree: DraftTree,
-    logits: Tensor,
-    acceptance: Acceptance | None,
-    result: RowResult,
-    mode: LogprobsMode,
-    kernels: KernelSet,
-) -> None:
-    """Store the log-probabilities and node probabilities that a request asks for."""
-    if part.num_scored > 1 or (part.num_scored and acceptance is None):
-        score_prompt(request, logits[: part.num_scored])
-    if acceptance is None:
-        return
-    own = logits[len(logits) - 1 - len(tree) :]
-    if request.is_traced:
-        result.node_probs = node_probs(request, tree, own, kernels)
-    if request.params.logprobs is not None:
-        score_output(request, acceptance, tree, own, mode, kernels)
+        if part.num_scored > 1 or (part.num_scored and not row.sampled):
+            score_prompt(request, own[: part.num_scored])
+        if not row.sampled:
+            continue
+        num_known, acceptance, nodes = len(request.logprobs), next(acceptances), own[-1 - len(tree) :]
+        if request.is_traced:
+            results[place].node_probs = node_probs(request, tree, nodes, kernels)
+        if request.params.logprobs is not None:
+            score_output(request, acceptance, tree, nodes, mode, kernels)
+            outcome.scores[place] = request.logprobs[num_known:]
 
 
 def _result(tree: DraftTree, acceptance: Acceptance) -> RowResult:

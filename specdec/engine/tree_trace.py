@@ -11,7 +11,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.tree import DraftTree
 from specdec.kernels.types.upload import upload
 from specdec.scheduling.step_cost import StepCost
-from specdec.scheduling.step_plan import PlannedRow, RowResult
+from specdec.scheduling.step_plan import PlannedRow, RowResult, prompt_tokens
 from specdec.verify.transforms import NodeRows, processed_logits
 
 
@@ -47,13 +47,8 @@ def time_without_drafts(
         return seconds
     if cost is None:
         return None
-    # The nodes of choices are no drafts, and cost as much as tokens of a prompt.
-    prompts = sum(
-        row.num_known + (0 if row.choices is None else len(row.choices.tokens))
-        for row in rows
-        if row.num_known > 1 or row.choices is not None
-    )
-    return cost.without_drafts(sum(row.num_known == 1 and row.choices is None for row in rows), prompts)
+    prompts = prompt_tokens(rows)
+    return cost.without_drafts(prompts.count(0), sum(prompts))
 
 
 def trace_of(

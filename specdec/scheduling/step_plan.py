@@ -49,6 +49,15 @@ class PlannedRow:
         return self.chains.best(self.num_chained) if self.chains is not None and self.num_chained else None
 
 
+def prompt_tokens(rows: Sequence[PlannedRow]) -> list[int]:
+    """Return how many tokens of each row are a prompt's, 0 for a row that decodes; drafts do not count.
+
+    The nodes of choices are no drafts, and cost as much as tokens of a prompt.
+    """
+    nodes = [0 if row.choices is None else len(row.choices.tokens) for row in rows]
+    return [row.num_known + own if row.num_known > 1 or own else 0 for row, own in zip(rows, nodes, strict=True)]
+
+
 @dataclass(slots=True)
 class StepPlan:
     """Rows of a step, and the block moves that precede its forward pass, in order.

@@ -77,7 +77,7 @@ class StepPlanner:
             known = self._share(request, uncached, step)
             if known <= 0 or (known < uncached and step.partial_prefills >= self.config.max_num_partial_prefills):
                 return
-        # `_reserve` written out, as this runs for each row of each step.
+        # Nodes of choices take entries only where the last known token is reached: `BlockBounds` allows no more.
         entries = request.num_cached + known + (request.least_nodes if known == uncached else 0)
         while not self.manager.reserve(request, entries):
             if self._reclaim():
@@ -192,16 +192,10 @@ class StepPlanner:
         if request.num_cached_prompt is None:
             request.num_cached_prompt = prefix.num_tokens + external
             request.times.scheduled = time.monotonic()
-        reserved = self._reserve(request, known)
-        assert reserved, "an admitted request has its blocks"
-
-    def _reserve(self, request: Request, known: int) -> bool:
-        """Make the entries of a row writable; return False if blocks lack.
-
-        Nodes of choices take entries only in the step that reaches the last known token: `BlockBounds` allows no more.
-        """
         end = request.num_cached + known
-        return self.manager.reserve(request, end + (request.least_nodes if end == len(request.token_ids) else 0))
+        entries = end + (request.least_nodes if end == len(request.token_ids) else 0)
+        reserved = self.manager.reserve(request, entries)
+        assert reserved, "an admitted request has its blocks"
 
     def _load(self, request: Request, external: int, step: StepBudget) -> None:
         """Give a request with its prefix the blocks that a connector fills."""
