@@ -304,7 +304,12 @@ class EngineConfig:
             if self.kv_transfer_config.kv_connector_module_path is None:
                 tiers_of(self.kv_transfer_config)
         self._check_role()
-        self._check_ranks()
+        size = self.tensor_parallel_size
+        if self.draft_tensor_parallel_size not in (1, size):
+            raise ValueError(
+                f"draft_tensor_parallel_size is {self.draft_tensor_parallel_size}; it must be 1 or "
+                f"tensor_parallel_size, which is {size}"
+            )
 
     def _check_role(self) -> None:
         if self.role == "both":
@@ -326,14 +331,6 @@ class EngineConfig:
         return self.role == "prefill" or (
             self.kv_transfer_config is not None and self.kv_transfer_config.role == "prefill"
         )
-
-    def _check_ranks(self) -> None:
-        size = self.tensor_parallel_size
-        if self.draft_tensor_parallel_size not in (1, size):
-            raise ValueError(
-                f"draft_tensor_parallel_size is {self.draft_tensor_parallel_size}; it must be 1 or "
-                f"tensor_parallel_size, which is {size}"
-            )
 
     @property
     def sources(self) -> str | None:

@@ -250,10 +250,7 @@ class LLM:
 
     @check_call(FOREIGN_SEARCH)
     def beam_search(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: BeamSearchParams,
-        lora_request: LoRARequests = None,
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, lora_request: LoRARequests = None
     ) -> list[BeamSearchOutput]:
         """Search the most probable sequences after each prompt, all in one batch, without drafts.
 

@@ -99,7 +99,6 @@ class KVCache:
             self.parts["head"] = _by_block(self._draft.memory, 1, block_size)
         if self.features is not None:
             self.parts["features"] = _by_block(self.features, 0, block_size)
-        self._blocks = list(self.parts.values())
         moved = [self._target.memory] if self.features is None else [self._target.memory, self.features[None]]
         self._moves = kernels.entry_moves(moved)
         self.load: Callable[[Sequence[int], Sequence[int]], None] | None = None
@@ -110,7 +109,7 @@ class KVCache:
 
     def clear_null_block(self) -> None:
         """Fill the null block with zeros, so that reading it is defined."""
-        for part in self._blocks:
+        for part in self.parts.values():
             part[self.null_block] = 0
 
     def store_features(self, slots: Tensor, features: Tensor) -> None:

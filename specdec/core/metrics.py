@@ -10,10 +10,7 @@ GAUGES = {
     "vllm:num_requests_running": ("running", "Requests in the running batch."),
     "vllm:num_requests_waiting": ("waiting", "Requests waiting for a seat."),
     "vllm:kv_cache_usage_perc": ("kv_usage", "Share of the cache's blocks that are held, from 0 to 1."),
-    "specdec:num_requests_waiting_for_kv": (
-        "waiting_for_kv",
-        "Waiting requests whose blocks a connector fetches.",
-    ),
+    "specdec:num_requests_waiting_for_kv": ("waiting_for_kv", "Waiting requests whose blocks a connector fetches."),
     "specdec:step_tokens": ("step_tokens", "Tokens of the last step, known ones and draft nodes."),
 }
 COUNTERS = {

@@ -42,11 +42,7 @@ class SpeedColumn(ProgressColumn):
 
 @contextmanager
 def progress_bar(
-    total: int,
-    what: str,
-    hidden: bool = False,
-    figures: Callable[[], SpeculationStats] | None = None,
-    tree: str = "",
+    total: int, what: str, hidden: bool = False, figures: Callable[[], SpeculationStats] | None = None, tree: str = ""
 ) -> Iterator[Callable[[], None]]:
     """Show a bar on standard error while the work lasts, with the time that is left; yields what advances it.
 

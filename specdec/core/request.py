@@ -9,14 +9,7 @@ from functools import cached_property
 from specdec.core.choices import Choices, ChoiceTree
 from specdec.core.draftable_row import AcceptanceHistory, Ahead, DraftableRow
 from specdec.core.lora_request import LoadedAdapter
-from specdec.core.outputs import (
-    CompletionOutput,
-    Logprob,
-    RequestMetrics,
-    RequestOutput,
-    SpeculationStats,
-    Step,
-)
+from specdec.core.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SpeculationStats, Step
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.chains import ChainSource, ChainTree
 from specdec.draft_heads.drafting.predicted_text import PredictedText

@@ -99,7 +99,6 @@ class LLMEngine:
         self.searches = BeamSearches(scheduler)
         self.ring: RequestRing | None = None
         self._groups: WeakValueDictionary[str, RequestGroup] = WeakValueDictionary()
-        self._null_block = scheduler.manager.pool.num_blocks
         self._observer = StepObserver(scheduler, executor.worker.device)
         self._scope = StepScope(executor.worker.device, kernels.limited_threads())
         self._grammars = GrammarWriter()
@@ -201,14 +200,11 @@ class LLMEngine:
 
     def _add(self, add: Add) -> RequestGroup:
         group = self.new_group(add)
-        queued: list[Request] = []
         try:
             for request in group.requests:
                 self.add_request(request)
-                queued.append(request)
         except BaseException:
-            for request in queued:
-                self.abort(request)
+            self._abort_group(group)
             raise
         return group
 
@@ -387,7 +383,7 @@ class LLMEngine:
         if row.num_nodes:
             # All trees of a batch have as many levels as its deepest; nodes beyond this row's bounds need slots too.
             lacking = self.scheduler.blocks_with_drafts(request) - len(table)
-            table = table.padded(lacking, self._null_block) if lacking > 0 else table
+            table = table.padded(lacking, self.scheduler.manager.null_block) if lacking > 0 else table
             is_followed = self.scheduler.follows and lacking <= 0
         adapter = request.adapter
         return DraftRow(

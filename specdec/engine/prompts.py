@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from numbers import Number
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from specdec.kernels.types.settings import Foreign, check_text, unknown_name
 
@@ -45,20 +45,6 @@ def one_each(batch: Sequence[Any], name: str, given: Any) -> list[Any]:
     return values
 
 
-class ReadPrompt(NamedTuple):
-    """A prompt.
-
-    Attributes:
-        content: text or token ids.
-        text: what `RequestOutput.prompt` shows.
-        cache_salt: only prompts of the same salt share cached prefixes.
-    """
-
-    content: PlainPrompt
-    text: str | None
-    cache_salt: str | None
-
-
 def prompt_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return one prompt or several as a list of prompts.
 
@@ -73,8 +59,8 @@ def prompt_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [batch] if isinstance(batch, str) or (batch and isinstance(batch[0], Number)) else list(batch)
 
 
-def read_prompt(prompt: Prompt, cache_salt: str | None) -> ReadPrompt:
-    """Return a prompt in one form.
+def read_prompt(prompt: Prompt, cache_salt: str | None) -> tuple[PlainPrompt, str | None, str | None]:
+    """Return a prompt in one form: its text or token ids, what `RequestOutput.prompt` shows, and its cache salt.
 
     Args:
         cache_salt: of prompts that bring none.
@@ -83,7 +69,7 @@ def read_prompt(prompt: Prompt, cache_salt: str | None) -> ReadPrompt:
         ValueError: a dict with an unknown key, without a prompt, or with what is not supported.
     """
     if not isinstance(prompt, Mapping):
-        return ReadPrompt(prompt, prompt if isinstance(prompt, str) else None, cache_salt)
+        return prompt, prompt if isinstance(prompt, str) else None, cache_salt
     given: Mapping[str, Any] = prompt
     for key, value in given.items():
         if key in FOREIGN_PROMPT:
@@ -96,7 +82,7 @@ def read_prompt(prompt: Prompt, cache_salt: str | None) -> ReadPrompt:
         raise ValueError("a prompt has neither 'prompt' nor 'prompt_token_ids'; give one of them")
     if text is not None:
         check_text("the prompt", text, "prompt")
-    return ReadPrompt(content, text, cache_salt if salt is None else salt)
+    return content, text, cache_salt if salt is None else salt
 
 
 def as_list(value: Any) -> Any:

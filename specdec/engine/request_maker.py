@@ -154,7 +154,8 @@ class RequestMaker:
         if min(tokens) < 0 or max(tokens) >= vocab:
             bad = next(token for token in tokens if not 0 <= token < vocab)
             raise wrong("prompt", f"token {bad} is outside the vocabulary of {vocab}")
-        tokens = self._truncated(tokens, params.truncate_prompt_tokens)
+        if (most := params.truncate_prompt_tokens) is not None:
+            tokens = tokens[-(self.max_model_len - 1 if most == -1 else most) :]
         self._check_length(len(tokens))
         params.check_tokens(vocab)
         longest = max(map(len, params.choices or ()), default=0)
@@ -377,12 +378,6 @@ class RequestMaker:
     def _check_length(self, count: int) -> None:
         if count >= self.max_model_len:
             raise prompt_too_long(count, self.max_model_len)
-
-    def _truncated(self, tokens: list[int], most: int | None) -> list[int]:
-        """Return the last tokens of a prompt, as many as `SamplingParams.truncate_prompt_tokens` says."""
-        if most is None:
-            return tokens
-        return tokens[-(self.max_model_len - 1 if most == -1 else most) :]
 
     def _sampling(
         self,

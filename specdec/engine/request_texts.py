@@ -81,10 +81,7 @@ class RequestTexts:
         return tokenizer.encode_batch(texts, add_special_tokens)
 
     def chat_prompt(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        template_arguments: Mapping[str, Any],
-        may_be_longer: bool = True,
+        self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any], may_be_longer: bool = True
     ) -> list[int]:
         """Return the tokens of a conversation up to where the answer begins.
 
