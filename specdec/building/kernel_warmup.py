@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specdec.cache.block_moves import BlockMove, MoveKind
+from specdec.cache.block_moves import BlockMove
 from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.chains import ChainRates
@@ -69,7 +69,7 @@ def run_warmup(
         predicted: see `dummy_request`.
     """
     cache = engine.worker.cache
-    cache.apply_moves([BlockMove(MoveKind.COPY, cache.null_block, cache.null_block)])
+    cache.apply_moves([BlockMove(cache.null_block, cache.null_block)])
     room = min(longest, cache.num_blocks * cache.block_size // 2 - entries)
     for number, (sampling, tokens) in enumerate(kinds):
         limit = min(PROMPT + tokens, room)

@@ -3,28 +3,21 @@
 Pure Python.
 """
 
-from enum import Enum
 from typing import NamedTuple
-
-
-class MoveKind(Enum):
-    """Source of a block's content: `COPY` from another block of the cache, `LOAD` from a connector."""
-
-    COPY = "copy"
-    LOAD = "load"
 
 
 class BlockMove(NamedTuple):
     """Copy of one block's content: keys and values of target and head, and features.
 
     Attributes:
-        source: a connector's own number for `LOAD`, else a block of the cache.
+        source: a block of the cache, or a connector's own number of one.
         target: a block of the cache.
+        is_load: whether a connector loads the content.
     """
 
-    kind: MoveKind
     source: int
     target: int
+    is_load: bool = False
 
 
 class BlockSource(NamedTuple):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.cache.block_moves import BlockMove, MoveKind
+from specdec.cache.block_moves import BlockMove
 from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.kernel_set import KernelSet
@@ -50,8 +50,8 @@ class KVCache:
         target_scales: float32 `[layers, 2 * kv_heads]`, of codes, from the checkpoint; None: see `kv_entries.quantize`.
         null_block: index of the null block.
         parts: the three by name ("target", "head", "features"), each as `[blocks, ...]`; of codes, whole slots.
-        load: copies a connector's blocks (sources) to the device's (targets), for moves of the kind `LOAD`; None
-            without a connector.
+        load: copies a connector's blocks (sources) to the device's (targets), for moves that load; None without a
+            connector.
 
     Args:
         dtype: of features, and of keys and values that are not quantised.
@@ -135,7 +135,7 @@ class KVCache:
     def apply_moves(self, moves: Sequence[BlockMove]) -> None:
         """Copy whole blocks of target, head and features in the order given."""
         for run in runs_of(moves):
-            if run[0].kind == MoveKind.LOAD:
+            if run[0].is_load:
                 assert self.load is not None
                 self.load([move.source for move in run], [move.target for move in run])
                 continue
@@ -156,11 +156,13 @@ def _by_block(tensor: Tensor, dim: int, block_size: int) -> Tensor:
 
 
 def runs_of(moves: Sequence[BlockMove]) -> Iterator[list[BlockMove]]:
-    """Split moves into runs that are done at once: of one kind, and none touches a block that an earlier one wrote."""
+    """Split moves into runs that are done at once: all of them load, or none; and none touches a block that an earlier
+    one wrote.
+    """
     run: list[BlockMove] = []
     written: set[int] = set()
     for move in moves:
-        if run and (move.kind != run[0].kind or move.source in written or move.target in written):
+        if run and (move.is_load != run[0].is_load or move.source in written or move.target in written):
             yield run
             run, written = [], set()
         run.append(move)

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable, Sequence
 
-from specdec.cache.block_moves import BlockMove, BlockSource, MoveKind, PublishedBlock
+from specdec.cache.block_moves import BlockMove, BlockSource, PublishedBlock
 from specdec.cache.block_pool import BlockPool, extend_hashes
 from specdec.cache.kept_entries import KEEPS_ALL, BlockBounds, KeptEntries
 from specdec.cache.prefix_search import Prefix, PrefixSearch
@@ -131,7 +131,7 @@ class KVCacheManager:
         end = request.num_cached + num_tokens
         assert len(blocks) == len(sources) == self.blocks_for(end) - len(request.block_table), "one source per block"
         for block, (source, is_read) in zip(blocks, sources, strict=True):
-            self.moves.append(BlockMove(MoveKind.LOAD, source, block))
+            self.moves.append(BlockMove(source, block, is_load=True))
             if is_read:
                 self.pool.mark_read(block)
         request.block_table += blocks
@@ -166,7 +166,7 @@ class KVCacheManager:
         if shared:
             (block,) = self.pool.allocate(1)
             if request.num_cached % self.block_size:
-                self.moves.append(BlockMove(MoveKind.COPY, table[place], block))
+                self.moves.append(BlockMove(table[place], block))
             self.pool.free([table[place]])
             table[place] = block
         if lacking > 0:

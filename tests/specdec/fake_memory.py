@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
-from specdec.cache.block_moves import BlockMove, MoveKind
+from specdec.cache.block_moves import BlockMove
 from specdec.cache.kv_cache import runs_of
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.request import Request
@@ -26,7 +26,7 @@ class FakeMemory:
         self, moves: list[BlockMove], load: Callable[[Sequence[int], Sequence[int]], None] | None = None
     ) -> None:
         for run in runs_of(moves):
-            if run[0].kind == MoveKind.LOAD:
+            if run[0].is_load:
                 assert load is not None
                 load([move.source for move in run], [move.target for move in run])
                 continue

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.cache.block_moves import BlockMove, MoveKind
+from specdec.cache.block_moves import BlockMove
 from specdec.cache.prefix_search import Prefix
 from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams
@@ -84,7 +84,7 @@ def test_a_sample_finds_the_partly_filled_block_too(caching: bool) -> None:
     world.compute(first, end=5)
     world.admit(second)
     assert (second.block_table, second.num_cached) == (first.block_table, 5)
-    assert [move.kind for move in world.compute(second)] == [MoveKind.COPY]
+    assert [move.is_load for move in world.compute(second)] == [False]
     assert world.compute(first) == []
     # Once it has an output it is no longer what the others are.
     second.token_ids.append(77)
@@ -147,7 +147,7 @@ def test_whoever_writes_to_a_shared_block_first_gets_a_copy(first: str, length: 
     assert counters(child)[:2] == (length, 5)
     writer, other = (parent, child) if first == "parent" else (child, parent)
     shared, before = writer.block_table[1], list(other.block_table)
-    assert world.compute(writer) == [BlockMove(MoveKind.COPY, shared, writer.block_table[1])][:copies]
+    assert world.compute(writer) == [BlockMove(shared, writer.block_table[1])][:copies]
     assert world.compute(other) == []
     assert other.block_table[:2] == before
 
@@ -160,7 +160,7 @@ def test_a_child_may_end_within_what_its_parent_has() -> None:
     child = world.fork(parent, 2)
     assert counters(child)[:2] == (2, 2)
     world.release(parent)
-    assert [move.kind for move in world.compute(child)] == [MoveKind.COPY]
+    assert [move.is_load for move in world.compute(child)] == [False]
     assert world.manager.find_prefix(count(8)).num_tokens == 7
 
 

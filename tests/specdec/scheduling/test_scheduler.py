@@ -9,7 +9,6 @@ from unittest.mock import Mock, patch
 
 import pytest
 
-from specdec.cache.block_moves import MoveKind
 from specdec.core.errors import QueueFullError
 from specdec.core.request import Request, RequestGroup
 from specdec.kv_transfer.kv_connector import KVConnector
@@ -361,7 +360,7 @@ def test_samples_compute_their_prompt_once() -> None:
     assert step(scheduler) == [("a", 6)]
     plan = scheduler.schedule()
     assert [(row.request.request_id, row.num_known) for row in plan.rows] == [("a", 1), ("b", 1), ("c", 1)]
-    assert [move.kind for move in plan.moves] == [MoveKind.COPY] * 2
+    assert [move.is_load for move in plan.moves] == [False] * 2
     finish(scheduler, plan)
     assert len({request.block_table[0] for request in group}) == 1
     assert len({request.block_table[1] for request in group}) == 3
