@@ -44,8 +44,7 @@ from specdec.engine.grammar_writer import GrammarWriter
 from specdec.engine.request_maker import RequestMaker
 from specdec.engine.request_ring import RequestRing
 from specdec.engine.step_observer import StepObserver
-from specdec.engine.step_results import row_results
-from specdec.engine.tree_trace import time_without_drafts, trace_of
+from specdec.engine.step_results import row_results, time_without_drafts, trace_of
 from specdec.execution.executor import Executor
 from specdec.execution.step_order import StepOrder
 from specdec.execution.worker import Worker

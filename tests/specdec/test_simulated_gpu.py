@@ -245,7 +245,7 @@ def test_adapters_on_a_device(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp
         assert drafted(llm, params, adapter) == expected
         assert set(gpu.waits[before:]) == {
             "specdec.kernels.types.upload: synchronize of an event",
-            "specdec.engine.tree_trace: tolist",
+            "specdec.engine.step_results: tolist",
         }
         assert run(llm, params) == without
         graphs, drafting = llm.engine.worker.runner.graphs, graphs_of_drafting(llm)

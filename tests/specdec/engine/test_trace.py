@@ -10,7 +10,7 @@ import pytest
 from specdec import LLM, CompletionOutput, DraftShape, SamplingParams, Speculation
 from specdec.core.outputs import TreeTrace
 from specdec.core.request import Request
-from specdec.engine.tree_trace import node_probs
+from specdec.engine.step_results import node_probs
 from specdec.kernels.types.tree import DraftTree
 from specdec.scheduling.step_cost import StepCost
 from tests.fakes import save_random_head, save_random_llama
