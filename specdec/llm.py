@@ -322,23 +322,12 @@ class LLM:
             one_each(batch, "priorities", 0 if priority is None else priority),
             one_each(batch, "lora_requests", lora_request),
         )
-        return [
-            self._new_add(prompt, own, rank, cache_salt, adapter)
-            for prompt, own, rank, adapter in zip(batch, *each, strict=True)
-        ]
-
-    def _new_add(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        priority: int,
-        cache_salt: str | None,
-        lora_request: LoRARequest | None,
-    ) -> Add:
-        content, text, cache_salt = read_prompt(prompt, cache_salt)
-        add = self.request_maker.add(content, params, priority, cache_salt)
-        add.text, add.adapter = text, lora_request
-        return add
+        adds = []
+        for prompt, own, rank, adapter in zip(batch, *each, strict=True):
+            content, text, salt = read_prompt(prompt, cache_salt)
+            adds.append(self.request_maker.add(content, own, rank, salt))
+            adds[-1].text, adds[-1].adapter = text, adapter
+        return adds
 
     def _call(self, adds: Sequence[Add], read: Callable[[RequestGroup], T]) -> EngineCall[T]:
         # Compiled while other calls step the engine, and held until the requests have them.
@@ -368,24 +357,11 @@ class LLM:
                 does not support; an adapter that does not fit it.
             QueueFullError: running requests have as many other adapters as can be loaded.
         """
-        add = self._new_add(prompt, params, priority, cache_salt, lora_request)
+        (add,) = self._adds([prompt], params, [priority], cache_salt, lora_request)
         grammar = self.request_maker.compile(add)
         with self._shared.turn() as engine:
-            assert engine.ranks.layout.size == 1, "other ranks are told of requests that are queued; see `add`"
+            assert engine.ranks.layout.size == 1, "other ranks are told of requests that are queued"
             group = engine.new_group(add)
-        del grammar
-        return group
-
-    def add(self, prompt: Prompt, params: SamplingParams) -> RequestGroup:
-        """Queue a prompt, for callers that step the engine themselves.
-
-        Raises:
-            ValueError, QueueFullError: as in `generate`.
-        """
-        add = self._new_add(prompt, params, 0, None, None)
-        grammar = self.request_maker.compile(add)
-        with self._shared.turn() as engine:
-            group = engine.handle(add)
         del grammar
         return group
 

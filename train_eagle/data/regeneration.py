@@ -328,7 +328,7 @@ class Regeneration:
             max_tokens=min(self.params.max_tokens or room, room),
             seed=(self.params.seed or 0) + number * SEED_STEP + len(conversation.answers),
         )
-        return self.llm.add(prompt, params)
+        return self.llm.engine.handle(self.llm.request_maker.add(prompt, params))
 
     def _row(self, conversation: OpenConversation, group: RequestGroup) -> AnswerRow:
         """Return what a finished request leaves."""
