@@ -21,7 +21,6 @@ from specdec.core.reasoning import reasoning_parser
 from specdec.core.request import Request, RequestGroup
 from specdec.core.request_limits import choice_too_long, prompt_too_long
 from specdec.core.sampling_params import SamplingParams
-from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.draft_heads.drafting.chain_sources import SUFFIX, MakeSource, prepared_sources
 from specdec.draft_heads.drafting.chains import ChainRates, ChainSource
 from specdec.draft_heads.drafting.predicted_text import PredictedText
@@ -142,8 +141,15 @@ class RequestMaker:
                 raise wrong("cache_salt", f"has {len(cache_salt)} characters; it may have at most {_LONGEST_SALT}")
         if abs(whole_number("priority", priority)) > MAX_WHOLE:
             raise wrong("priority", f"is {priority}; it must be between -2^63 and 2^63")
-        if params.structured_outputs is not None:
-            self.check_form(params.structured_outputs)
+        if (form := params.structured_outputs) is not None:
+            # Refused before anything is made of it; so is any form without a tokenizer.
+            most, _ = self.config.structured_max_bytes, self.grammars
+            if form.num_bytes > most:
+                raise ParameterError(
+                    "structured_outputs",
+                    f"{form.shown_form} has {form.num_bytes} bytes, more than structured_max_bytes, {most}; "
+                    "make it smaller, or start the engine with a larger one",
+                )
         for name in ("thinking_token_budget", "reasoning_ended"):
             if getattr(params, name) is not None and self.thinking is None:
                 raise wrong(name, f"is {getattr(params, name)}; it needs the engine's reasoning_parser: leave it out")
@@ -166,20 +172,6 @@ class RequestMaker:
                 raise wrong(name, "needs a tokenizer, and the model's folder has none; use token ids")
         self.texts.bad_words(params)
         return tokens
-
-    def check_form(self, form: StructuredOutputsParams) -> None:
-        """Refuse a structured output that is too large, before anything is made of it.
-
-        Raises:
-            ValueError: so, or a model without a tokenizer.
-        """
-        most, _ = self.config.structured_max_bytes, self.grammars
-        if form.num_bytes > most:
-            raise ParameterError(
-                "structured_outputs",
-                f"{form.shown_form} has {form.num_bytes} bytes, more than structured_max_bytes, {most}; "
-                "make it smaller, or start the engine with a larger one",
-            )
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
@@ -243,6 +235,7 @@ class RequestMaker:
         special_stops = special_in_stops(backend, stops) if backend is not None else {}
         ends |= frozenset(token for token in stop_tokens(special_stops, stops) if token < vocab)
         seed = self.seeds.getrandbits(63) if params.seed is None else params.seed
+        sampling = _sampling(params, bad_words, ends, seed)
         group_id = str(next(self._ids))
         cached_samples: dict[Request, None] = {}
         predicted = [int(token) for token in params.prediction or ()][: self.max_model_len]
@@ -254,8 +247,8 @@ class RequestMaker:
                 num_prompt=len(tokens),
                 # The prompt is scored once.
                 params=params if index == 0 else replace(params, prompt_logprobs=None),
-                sampling=self._sampling(
-                    params, bad_words, ends, seed, index, self._output_state(params, tokens, grammar, ends)
+                sampling=replace(
+                    sampling, sample_index=index, grammar=self._output_state(params, tokens, grammar, ends)
                 ),
                 max_length=longest,
                 end_tokens=ends,
@@ -379,33 +372,25 @@ class RequestMaker:
         if count >= self.max_model_len:
             raise prompt_too_long(count, self.max_model_len)
 
-    def _sampling(
-        self,
-        params: SamplingParams,
-        bad_words: Words,
-        ends: frozenset[int],
-        seed: int,
-        index: int,
-        grammar: GrammarState | ThinkingState | None,
-    ) -> Sampling:
-        allowed = params.allowed_token_ids
-        return Sampling(
-            temperature=params.temperature,
-            top_k=max(params.top_k, 0),
-            top_p=params.top_p,
-            min_p=params.min_p,
-            repetition_penalty=params.repetition_penalty,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            logit_bias=tuple((int(token), bias) for token, bias in (params.logit_bias or {}).items()),
-            allowed_token_ids=None if allowed is None else tuple(sorted(map(int, set(allowed)))),
-            bad_words=bad_words,
-            min_tokens=params.min_tokens,
-            end_tokens=tuple(sorted(ends)),
-            seed=seed,
-            sample_index=index,
-            grammar=grammar,
-        )
+
+def _sampling(params: SamplingParams, bad_words: Words, ends: frozenset[int], seed: int) -> Sampling:
+    """Return the sampling parameters that all samples of a request have in common."""
+    allowed = params.allowed_token_ids
+    return Sampling(
+        temperature=params.temperature,
+        top_k=max(params.top_k, 0),
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=tuple((int(token), bias) for token, bias in (params.logit_bias or {}).items()),
+        allowed_token_ids=None if allowed is None else tuple(sorted(map(int, set(allowed)))),
+        bad_words=bad_words,
+        min_tokens=params.min_tokens,
+        end_tokens=tuple(sorted(ends)),
+        seed=seed,
+    )
 
 
 def _with_tokenizers_end(generation: GenerationConfig, tokenizer: Tokenizer, vocab_size: int) -> GenerationConfig:
