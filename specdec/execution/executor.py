@@ -10,7 +10,7 @@ from specdec.execution.step_order import StepOrder, StepOutcome
 from specdec.execution.worker import Worker
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.models.lora_adapter import AdapterFiles, AdapterWeights
-from specdec.parallel.ranks import Ranks, first_refusal
+from specdec.parallel.ranks import Ranks
 
 Loaded = TypeVar("Loaded")
 
@@ -145,9 +145,9 @@ class Executor:
                 loaded, refusal = load(), None
             except ValueError as error:
                 refusal = error
-        reason = first_refusal(self.ranks, None if refusal is None else str(refusal))
+        refusals = [one for one in self.ranks.share(None if refusal is None else str(refusal)) if one is not None]
         if refusal is not None:
             raise refusal
-        if reason is not None:
-            raise ValueError(reason)
+        if refusals:
+            raise ValueError(refusals[0])
         return loaded

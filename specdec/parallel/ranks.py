@@ -121,11 +121,6 @@ class Ranks:
         """End the other ranks, once they have done what they were told. Nothing may be called afterwards."""
 
 
-def first_refusal(ranks: Ranks, refusal: str | None) -> str | None:
-    """Return the first refusal of any rank, None if no rank refuses."""
-    return next((found for found in ranks.share(refusal) if found is not None), None)
-
-
 class OtherRank(Ranks):
     """A rank beside the first; see `Ranks`. Its process ends with the connection, however that ends.
 
