@@ -90,14 +90,11 @@ class EngineAdapters:
         return LoadedAdapter(request, place, identity(facts))
 
     def check_draft(self) -> None:
-        """Refuse to have the draft model replaced while an adapter of it is loaded.
+        """Refuse to have the draft model replaced while an adapter of it is loaded; for the first rank to decide.
 
         Raises:
             ValueError: one is.
         """
-        self._ranks.decide(self._check_draft)
-
-    def _check_draft(self) -> None:
         self._leaving = [adapter for adapter in self._leaving if adapter.is_used]
         for adapter in [*self._loaded.values(), *self._leaving]:
             if adapter.draft_place:

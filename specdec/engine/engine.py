@@ -285,7 +285,7 @@ class LLMEngine:
         Raises:
             ValueError: the folder holds no head of the present one's shape; the present one goes on.
         """
-        self.adapters.check_draft()
+        self.ranks.decide(self.adapters.check_draft)
         rank_values = self.ranks.decide(lambda: read_values(folder))
         with on_device(self.worker.device), self.kernels.limited_threads():
             self.executor.update_draft(folder)
