@@ -20,12 +20,14 @@ from specdec import DraftShape, SamplingParams
 from specdec.cache.block_pool import BlockPool
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.request import Request
+from specdec.scheduling.draft_budget import DraftBudget
 from specdec.scheduling.integrity import check_pool, check_scheduler
 from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_cost import Curve, StepCost
 from specdec.scheduling.step_plan import RowResult
+from specdec.scheduling.tree_sizer import TreeSizer
 from specdec.text.detokenizer import Detokenizer
 from specdec.verify.sampling import Sampling
 
@@ -57,8 +59,10 @@ def decoding(count: int, prompt: int, steps: int, shape: DraftShape | None, queu
     slots = shape.slots if shape else 0
     config = SchedulerConfig(max_num_seqs=count + 1, max_num_batched_tokens=count * (prompt + slots + 1))
     manager = KVCacheManager(count * (-(-(longest + slots) // BLOCK_SIZE) + 1), BLOCK_SIZE)
-    bounds = (DraftShape(1, 1, 1), 0, None) if shape is None else (shape, sys.maxsize, CHEAP)
-    scheduler = Scheduler(manager, config, *bounds)
+    budget = DraftBudget(DraftShape(1, 1, 1), 0, 0)
+    if shape is not None:
+        budget = DraftBudget(shape, sys.maxsize, sys.maxsize, TreeSizer(CHEAP, shape))
+    scheduler = Scheduler(manager, config, budget, CHEAP if shape else None)
     for number in range(count):
         scheduler.add(request(number, prompt, longest))
     step(scheduler, random.Random(0))

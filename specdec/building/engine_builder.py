@@ -26,8 +26,10 @@ from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.models.llama import LlamaModel
 from specdec.parallel.ranks import Ranks
 from specdec.scheduling.choice_rows import MOST_NODES
+from specdec.scheduling.draft_budget import DraftBudget
 from specdec.scheduling.rank_values import read_values
 from specdec.scheduling.scheduler import Scheduler
+from specdec.scheduling.tree_sizer import TreeSizer
 
 logger = logging.getLogger(__name__)
 
@@ -179,16 +181,25 @@ class EngineBuilder:
             logger.info("step costs measured in %.1f s: plain step %.2f ms, draft tree %.2f ms", *seconds)
             if sizes.positions is not None:
                 self._check_drafts(executor)
-        return Scheduler(
-            manager,
-            config.scheduler,
+        prior = self._ranks.decide(lambda: read_values(config.draft) if config.draft is not None else [])
+        limits, sizer = config.scheduler, None
+        if step_cost is not None and limits.adaptive_drafts:
+            sizer = TreeSizer(step_cost, sizes.shape, prior=prior)
+        budget = DraftBudget(
             sizes.shape,
             sizes.context,
-            step_cost,
-            self._ranks.decide(lambda: read_values(config.draft) if config.draft is not None else []),
+            # A step adds no more tokens than this to those that the draft head has not read.
+            most_read=limits.max_num_batched_tokens + limits.max_num_seqs,
+            tree_sizer=sizer,
             draws=self.workers.proposal == Proposal.DRAWN,
             reads_prompts=config.is_prefill,
             follows=follows(config, self.kernels),
+        )
+        return Scheduler(
+            manager,
+            limits,
+            budget,
+            step_cost,
             passes_ahead=passes_ahead(self.workers.device, self._ranks.layout),
             connector=connector,
             share=partial(self._ranks.share, in_step=True),

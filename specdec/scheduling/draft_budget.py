@@ -30,7 +30,7 @@ class DraftBudget:
             of drawn nodes and others, so a row has either these or chains, whichever are worth more.
         reads_prompts: whether the draft head reads each part of a prompt in the step that computes it, rather than
             when it first drafts.
-        follows: whether a row with a tree has entries for the next one too.
+        follows: whether a row with a tree has entries for the next one too, which is drafted ahead; see `DraftsAhead`.
     """
 
     shape: DraftShape

@@ -11,7 +11,6 @@ from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.engine_stats import EngineStats
 from specdec.core.errors import QueueFullError, wrong
 from specdec.core.request import Request
-from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.kernels.types.settings import ParameterError
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.scheduling.choice_rows import MOST_NODES, plan_choices
@@ -22,7 +21,7 @@ from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_cost import MeasuredStep, StepCost
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepBudget, StepPlan
 from specdec.scheduling.step_planner import StepPlanner
-from specdec.scheduling.tree_sizer import TreeSize, TreeSizer
+from specdec.scheduling.tree_sizer import TreeSize
 
 # Waiting requests whose blocks are hashed while a step runs.
 LOOK_AHEAD = 8
@@ -35,13 +34,8 @@ class Scheduler:
     left. The requests' cache counters are written here after a step, and by `KVCacheManager` where blocks come and go.
 
     Args:
-        shape: bounds of draft trees.
-        draft_context: number of tokens from which on the draft model drafts nothing for a request; 0 without a model.
-        step_cost: of a step's parts; without it, trees and prompts are bounded by tokens alone.
-        rank_values: values of draft nodes by rank, as measured before.
-        draws: see `DraftBudget.draws`.
-        reads_prompts: see `DraftBudget.reads_prompts`.
-        follows: whether a row has entries for two trees, the second of which is drafted ahead; see `DraftsAhead`.
+        draft_budget: gives rows their draft nodes.
+        step_cost: of a step's parts; without it, prompts are bounded by tokens alone.
         passes_ahead: whether the pass of a plain step may be launched behind the step before; see `StepPlan.followed`.
         connector: loads and stores blocks beyond the cache; None for none.
         share: returns the value of each rank for one of this rank; see `Ranks.share`.
@@ -49,7 +43,6 @@ class Scheduler:
 
     Attributes:
         max_choice_nodes: the same, as far as steps have tokens for them.
-        follows: as given.
         running, waiting: requests with and without a seat, in order of rank; only the queues change them.
     """
 
@@ -57,14 +50,9 @@ class Scheduler:
         self,
         manager: KVCacheManager,
         config: SchedulerConfig,
-        shape: DraftShape,
-        draft_context: int,
+        draft_budget: DraftBudget,
         step_cost: StepCost | None = None,
-        rank_values: Sequence[float] = (),
         *,
-        draws: bool = False,
-        reads_prompts: bool = False,
-        follows: bool = False,
         passes_ahead: bool = False,
         connector: KVConnector | None = None,
         share: Callable[[Any], list[Any]] = lambda value: [value],
@@ -76,19 +64,13 @@ class Scheduler:
         self.max_choice_nodes = min(max_choice_nodes, most_nodes)
         self.manager, self.config, self.step_cost, self.connector = manager, config, step_cost, connector
         manager.reports_published = connector is not None
-        self.tree_sizer = None
-        if step_cost is not None and config.adaptive_drafts:
-            self.tree_sizer = TreeSizer(step_cost, shape, prior=rank_values)
-        # A step adds no more tokens than this to those that the draft head has not read.
-        most_read = config.max_num_batched_tokens + config.max_num_seqs
-        self.draft_budget = DraftBudget(shape, draft_context, most_read, self.tree_sizer, draws, reads_prompts, follows)
+        self.draft_budget, self.tree_sizer, self.follows = draft_budget, draft_budget.tree_sizer, draft_budget.follows
         self.queues = RequestQueues(config.scheduling_policy)
         self.running, self.waiting = self.queues.running, self.queues.waiting
         self.planner = StepPlanner(self.queues, manager, config, connector)
         self._stats = EngineStats()
         self._in_flight: list[PlannedRow] = []
         self._passes_ahead = passes_ahead and connector is None
-        self.follows = follows
         self._followed: list[Request] = []
 
     def free_seats(self, leaving: Collection[Request] = ()) -> int:

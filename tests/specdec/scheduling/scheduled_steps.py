@@ -7,11 +7,13 @@ from typing import Any
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.scheduling.draft_budget import DraftBudget
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_cost import Curve, MeasuredStep, StepCost
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
+from specdec.scheduling.tree_sizer import TreeSizer
 from tests.specdec.fake_memory import make_request
 
 TREE = DraftShape(depth=3, branching=2, nodes=6)
@@ -23,11 +25,12 @@ def make(blocks: int = 100, shape: DraftShape | None = None, **limits: Any) -> S
     step_cost, ahead = limits.pop("step_cost", None), limits.pop("passes_ahead", False)
     config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 16, "watermark": 0.0, **limits})
     manager = KVCacheManager(blocks, 4)
-    scheduler = Scheduler(manager, config, shape or TREE, draft_context, step_cost, passes_ahead=ahead)
-    if scheduler.tree_sizer is not None:
+    sizer, shape = None, shape or TREE
+    if step_cost is not None and config.adaptive_drafts:
         # As if the first trees had been verified.
-        scheduler.tree_sizer.num_first = 0
-    return scheduler
+        sizer = TreeSizer(step_cost, shape, num_first=0)
+    budget = DraftBudget(shape, draft_context, config.max_num_batched_tokens + config.max_num_seqs, sizer)
+    return Scheduler(manager, config, budget, step_cost, passes_ahead=ahead)
 
 
 def ask(scheduler: Scheduler, name: str, length: int, most: int = 10, **fields: Any) -> Request:

@@ -17,6 +17,7 @@ from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams, Speculation
 from specdec.draft_heads.drafting.draft_shape import BlockShape, DraftShape
 from specdec.kv_transfer.host_saves import HEAD
+from specdec.scheduling.draft_budget import DraftBudget
 from specdec.scheduling.integrity import check_pool, check_scheduler
 from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.scheduler import Scheduler
@@ -24,6 +25,7 @@ from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_cost import Curve, MeasuredStep, StepCost
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
 from specdec.scheduling.step_planner import LEAST_FETCHING
+from specdec.scheduling.tree_sizer import TreeSizer
 from tests.specdec.fake_connector import FakeConnector
 from tests.specdec.fake_memory import FakeMemory, make_request
 from tests.strategies import seeds
@@ -113,14 +115,13 @@ class World:
             case.blocks, case.size, case.caching, case.kept, case.config.max_num_batched_tokens
         )
         self.connector = None if case.connector is None else FakeConnector(self.manager, *case.connector)
-        args = (case.config, case.shape, case.draft_context, case.step_cost())
+        cost, most_read = case.step_cost(), case.config.max_num_batched_tokens + case.config.max_num_seqs
+        sizer = TreeSizer(cost, case.shape) if cost is not None and case.config.adaptive_drafts else None
+        budget = DraftBudget(
+            case.shape, case.draft_context, most_read, sizer, reads_prompts=case.reads_prompts, follows=case.ahead
+        )
         self.scheduler = Scheduler(
-            self.manager,
-            *args,
-            reads_prompts=case.reads_prompts,
-            follows=case.ahead,
-            passes_ahead=case.ahead,
-            connector=self.connector,
+            self.manager, case.config, budget, cost, passes_ahead=case.ahead, connector=self.connector
         )
         self.memory = FakeMemory(self.manager)
         if self.connector is not None:

@@ -6,6 +6,7 @@ from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.choices import ROOT, Choices
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.scheduling.draft_budget import DraftBudget
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.scheduler_config import SchedulerConfig
@@ -13,7 +14,9 @@ from specdec.scheduling.step_cost import Curve, StepCost
 from specdec.scheduling.step_plan import RowResult, StepPlan
 from tests.specdec.fake_memory import make_request
 
-NO_DRAFTS = DraftShape(1, 1, 1), 0
+
+def no_drafts() -> DraftBudget:
+    return DraftBudget(DraftShape(1, 1, 1), context=0, most_read=0)
 
 
 def scorer(prompt: list[int], choices: list[list[int]]) -> Request:
@@ -57,7 +60,7 @@ def test_trees_of_any_size_score_all_choices(most: int) -> None:
 def test_blocks_of_a_planned_tree_are_not_given_to_a_later_row() -> None:
     """Each step has tokens for one choice; the request behind lacks blocks while it grows."""
     scheduler = Scheduler(
-        KVCacheManager(5, 1), SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=4, watermark=0), *NO_DRAFTS
+        KVCacheManager(5, 1), SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=4, watermark=0), no_drafts()
     )
     first, later = scorer([1, 2], [[token] * 3 for token in range(6)]), make_request([3], 4)
     scheduler.add(first)
@@ -72,7 +75,7 @@ def test_blocks_of_a_planned_tree_are_not_given_to_a_later_row() -> None:
 
 
 def test_a_choice_that_no_step_holds_is_refused() -> None:
-    scheduler = Scheduler(KVCacheManager(50, 1), SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=6), *NO_DRAFTS)
+    scheduler = Scheduler(KVCacheManager(50, 1), SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=6), no_drafts())
     scheduler.add(scorer([1], [[1] * 5]))
     with pytest.raises(ValueError, match="choices holds one of 6 tokens; it may have at most 5"):
         scheduler.add(scorer([1], [[1] * 6]))
@@ -85,7 +88,7 @@ def test_choices_delay_a_request_that_generates_no_more_than_a_prompt_does(stret
     """A pass costs 40 and a token 1, so that a plain step of 41 leaves room for 41 nodes, or none is measured."""
     config = SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=400, prefill_stretch=stretch)
     cost = StepCost(Curve([(1, 41.0), (400, 440.0)]))
-    scheduler = Scheduler(KVCacheManager(900, 1), config, *NO_DRAFTS, cost)
+    scheduler = Scheduler(KVCacheManager(900, 1), config, no_drafts(), cost)
     scheduler.add(make_request([1], 30))
     step(scheduler)
     scheduler.add(scorer([1, 2], [[token, 1] for token in range(300)]))
@@ -99,7 +102,7 @@ def test_choices_delay_a_request_that_generates_no_more_than_a_prompt_does(stret
 def test_nodes_count_as_tokens_of_prompts() -> None:
     """A request that generates is delayed by choices no more than by a long prompt."""
     scheduler = Scheduler(
-        KVCacheManager(500, 1), SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=60), *NO_DRAFTS
+        KVCacheManager(500, 1), SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=60), no_drafts()
     )
     requests = [scorer([token], [[token, 1] for token in range(9)]) for token in (1, 2)]
     for request in requests:
