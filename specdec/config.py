@@ -114,7 +114,12 @@ class EngineConfig:
         panel="Drafts",
     )
     tokenizer: Path | None = setting(
-        None, "The tokenizer: a folder, or org/name on the hub.", flags="", shown_default="the model's"
+        None,
+        "The tokenizer: a folder, or org/name on the Hugging Face hub.",
+        metavar="FOLDER",
+        flags="",
+        panel="Model",
+        shown_default="the model's",
     )
     seed: int | None = setting(
         None,
@@ -124,6 +129,7 @@ class EngineConfig:
         wanted="between 0 and 2^63 - 1",
         shown_default="drawn anew",
         flags="",
+        short="-s",
     )
     dtype: str = setting(
         "auto",
@@ -178,8 +184,8 @@ class EngineConfig:
     )
     role: Role = setting(
         "both",
-        "Part in a split of prefill and decoding: prefill computes prompts for other engines and answers once their "
-        "blocks are in the stores of kv_transfer_config; decode takes them from there; both is no split.",
+        "Part in a split of prefill and decoding with other engines: prefill computes prompts for others and answers "
+        "once their blocks are in the stores of --kv-transfer-config; decode takes them from there; both: no split.",
         flags="",
     )
     kernels: KernelChoice = setting(

@@ -43,11 +43,12 @@ class Setting:
         help: a sentence for people.
         least, most, above, below: bounds of a number; `above` and `below` exclude their own value.
         wanted: what is allowed, in words; None to derive it from the bounds.
-        flags: how it is spelled on the command line; None for the name with dashes, "" for no option.
+        flags: how it is spelled on the command line; None for the name with dashes, "" for no option of most commands.
         short: a short form of the flag.
         panel: heading of its group in the help of the command line; None for that of its dataclass, `PANEL`.
         metavar: stands for the value in the help of the command line.
         shown_default: stands for the default there.
+        envvar: environment variable that stands for the option.
         choices: the values that the command line offers, where the type does not name them.
         is_size: whether its number of bytes may be a text with a unit, such as 4GiB; see `size_in_bytes`.
     """
@@ -63,6 +64,7 @@ class Setting:
     panel: str | None = None
     metavar: str | None = None
     shown_default: str | None = None
+    envvar: str | None = None
     choices: tuple[str, ...] | None = None
     is_size: bool = False
 

@@ -1,6 +1,6 @@
 """Options of the commands that generate text with one engine in this process: model, draft, and all settings."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -71,9 +71,9 @@ Draft = Annotated[
 ]
 
 
-def engine_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the given options that are settings of the engine."""
-    return {name: value for owner in ENGINE_OWNERS for name, value in options_for(owner, options).items()}
+def engine_options(options: Mapping[str, Any], also: Collection[str] = ()) -> dict[str, Any]:
+    """Return those of the given options that are settings of the engine; see `with_options`."""
+    return {name: value for owner in ENGINE_OWNERS for name, value in options_for(owner, options, also).items()}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -48,21 +48,24 @@ Verbose = Annotated[
 ]
 
 
-def with_options(*owners: type, defaults: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(
+    *owners: type, defaults: Mapping[str, str], also: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for every setting of these dataclasses; its `**options` takes them, None if not given.
 
     A setting without a default is required. Of two settings with one name the first is taken.
 
     Args:
         defaults: what the help says of the default, where that is not the field's.
+        also: settings that are no options of other commands (`Setting.flags` is "").
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command)
         own = {name: each for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD}
-        settings = {name: each for owner in reversed(owners) for name, each in _options_of(owner).items()}
-        panels = {name: _panel(owner) for owner in reversed(owners) for name in _options_of(owner)}
-        ordered = dict.fromkeys(name for owner in owners for name in _options_of(owner))
+        settings = {name: each for owner in reversed(owners) for name, each in _options_of(owner, also).items()}
+        panels = {name: _panel(owner) for owner in reversed(owners) for name in _options_of(owner, also)}
+        ordered = dict.fromkeys(name for owner in owners for name in _options_of(owner, also))
         made = [_parameter(name, *settings[name], defaults, panels[name]) for name in ordered if name not in own]
         command.__signature__ = signature.replace(parameters=[*own.values(), *made])  # type: ignore[attr-defined]
         return command
@@ -70,13 +73,13 @@ def with_options(*owners: type, defaults: Mapping[str, str]) -> Callable[[Callab
     return decorate
 
 
-def options_for(owner: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the given options that are settings of a dataclass."""
-    return {name: given[name] for name in _options_of(owner) if given.get(name) is not None}
+def options_for(owner: type, given: Mapping[str, Any], also: Collection[str] = ()) -> dict[str, Any]:
+    """Return those of the given options that are settings of a dataclass; see `with_options`."""
+    return {name: given[name] for name in _options_of(owner, also) if given.get(name) is not None}
 
 
-def _options_of(owner: type) -> dict[str, tuple[Any, Setting]]:
-    return {name: each for name, each in settings_of(owner).items() if each[1].flags != ""}
+def _options_of(owner: type, also: Collection[str]) -> dict[str, tuple[Any, Setting]]:
+    return {name: each for name, each in settings_of(owner).items() if each[1].flags != "" or name in also}
 
 
 def _panel(owner: type) -> str | None:
@@ -99,6 +102,7 @@ def _parameter(
         *flags,
         *([facts.short] if facts.short else []),
         metavar=facts.metavar or _metavar(kind),
+        envvar=facts.envvar,
         help=shown,
         show_default=False,
         rich_help_panel=facts.panel or panel,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 
@@ -14,15 +14,15 @@ from specdec.cli.options import Verbose, options_for, with_options
 from specdec.cli.startup import spinner
 from specdec.config import AUTO, DEMO, default_shape
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.kv_transfer.kv_transfer_config import Role
-from specdec.scheduling.scheduler_config import Policy
 from specdec.server.server_settings import ServerSettings
 
 DEMO_NAME = "demo"
 SHOWN_DEFAULTS = dict.fromkeys(("depth", "branching", "nodes", "min_reach"), "by device")
+# Settings that are options of this command alone.
+SERVED = ("api_key", "admin_api_key", "max_queued_requests", "scheduling_policy", "role", "tokenizer", "seed")
 
 
-@with_options(ServerSettings, DraftShape, *ENGINE_OWNERS, defaults=SHOWN_DEFAULTS)
+@with_options(ServerSettings, DraftShape, *ENGINE_OWNERS, defaults=SHOWN_DEFAULTS, also=SERVED)
 def serve(
     model_name: Annotated[
         str | None,
@@ -62,41 +62,6 @@ def serve(
             "on the cards of published heads.",
         ),
     ] = None,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="SPECDEC_API_KEY",
-            metavar="KEY",
-            rich_help_panel="Server",
-            help="Key that clients must send as a bearer token; repeatable; default: no key needed.",
-        ),
-    ] = None,
-    admin_api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="SPECDEC_ADMIN_API_KEY",
-            metavar="KEY",
-            rich_help_panel="Server",
-            help="Key that also opens /update_draft and the routes that load adapters; repeatable; default: where "
-            "--api-key is given, these routes are off.",
-        ),
-    ] = None,
-    max_queued_requests: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            rich_help_panel="Server",
-            help="Most waiting requests; each client's first does not count. Others get 503; default: no limit.",
-        ),
-    ] = None,
-    scheduling_policy: Annotated[
-        Policy | None,
-        typer.Option(
-            metavar="|".join(get_args(Policy)),
-            rich_help_panel="Server",
-            help="Order of requests: fcfs (clients by turns), or priority (lowest first); default: fcfs.",
-        ),
-    ] = None,
     replicas: Annotated[
         int,
         typer.Option(
@@ -117,35 +82,6 @@ def serve(
             "--kv-transfer-config, a folder or a Mooncake pool; default: 0, each engine computes its own.",
         ),
     ] = 0,
-    role: Annotated[
-        Role | None,
-        typer.Option(
-            metavar="|".join(get_args(Role)),
-            rich_help_panel="Engine",
-            help="Part in a split of prefill and decoding with other servers: prefill computes prompts for others and "
-            "answers once their blocks are in the stores of --kv-transfer-config; decode takes them from there; "
-            "default: both.",
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER",
-            rich_help_panel="Model",
-            help="The tokenizer: a folder, or org/name on the Hugging Face hub; default: the model's.",
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            "--seed",
-            "-s",
-            metavar="N",
-            rich_help_panel="Engine",
-            help="Base seed for requests without one. The same requests in the same order get the same outputs; "
-            "default: drawn anew.",
-        ),
-    ] = None,
     verbose: Verbose = False,  # noqa: ARG001
     **options: Any,
 ) -> None:
@@ -163,24 +99,15 @@ def serve(
     if model_name is not None and model is not None and model_name != model:
         raise ValueError(f"MODEL is {model_name} and --model is {model}; give one of them")
     target = model_name or model
-    given = options_for(ServerSettings, options)
-    server = ServerSettings(**given, api_key=tuple(api_key or ()), admin_api_key=tuple(admin_api_key or ()))
+    server = ServerSettings(**options_for(ServerSettings, options, SERVED))
     shape = options_for(DraftShape, options)
-    settings = engine_options(options)
+    settings = engine_options(options, SERVED)
     if speculative_config is not None:
         if draft is not None:
             raise ValueError("--speculative-config and --draft exclude each other; leave one out")
         named = parse_speculative_config(speculative_config, "--speculative-config")
         draft, shape = named.draft, {**named.shape, **shape}
         settings = {**named.settings, **settings}
-    own = {
-        "max_queued_requests": max_queued_requests,
-        "scheduling_policy": scheduling_policy,
-        "role": role,
-        "tokenizer": tokenizer,
-        "seed": seed,
-    }
-    settings |= {name: value for name, value in own.items() if value is not None}
     # Report mistakes before importing torch.
     replace(default_shape("cpu"), **shape)
     engine_config(DEMO, None, settings)

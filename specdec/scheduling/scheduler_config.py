@@ -25,7 +25,7 @@ class SchedulerConfig:
         0, "Most tokens of one prompt in a step; 0: no limit but the step's.", least=0, wanted="at least 1, or 0"
     )
     scheduling_policy: Policy = setting(
-        "fcfs", 'Order of requests: "fcfs" (clients by turns), or "priority" (lowest first).', flags=""
+        "fcfs", "Order of requests: fcfs (clients by turns), or priority (lowest first).", flags="", panel="Server"
     )
     prefill_stretch: float = setting(
         1.75,
@@ -50,6 +50,8 @@ class SchedulerConfig:
         least=1,
         wanted="at least 1, or None",
         flags="",
+        panel="Server",
+        shown_default="no limit",
     )
 
     def __post_init__(self) -> None:

@@ -20,8 +20,22 @@ class ServerSettings:
 
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
     port: int = setting(8000, "Port to listen on; 0 for any free one.", least=0, most=65535)
-    api_key: Sequence[str] = setting((), "Keys of which clients must send one as a bearer token.", flags="")
-    admin_api_key: Sequence[str] = setting((), "Keys that open the routes of an administrator too.", flags="")
+    api_key: Sequence[str] = setting(
+        (),
+        "Key that clients must send as a bearer token; repeatable.",
+        metavar="KEY",
+        envvar="SPECDEC_API_KEY",
+        shown_default="no key needed",
+        flags="",
+    )
+    admin_api_key: Sequence[str] = setting(
+        (),
+        "Key that also opens /update_draft and the routes that load adapters; repeatable.",
+        metavar="KEY",
+        envvar="SPECDEC_ADMIN_API_KEY",
+        shown_default="where --api-key is given, these routes are off",
+        flags="",
+    )
     served_model_name: Sequence[str] = setting(
         (), "Name of the model in the API; repeatable, answers carry the first.", shown_default="the model as given"
     )
