@@ -52,10 +52,7 @@ class Front:
         server: Mapping[str, Any],
     ) -> None:
         own = {name: value for name, value in settings.items() if name not in OF_THE_DEVICE}
-        remote = None
-        if prefill is not None:
-            calls = HandleReplicas(prefill)
-            remote = RemotePrefill(calls.generate, calls.ask)
+        remote = None if prefill is None else RemotePrefill(HandleReplicas(prefill))
         keywords = cast(LLMKeywords, {**own, "device": "cpu"})
         self._llm = ReplicatedLLM(HandleReplicas(replicas), model, draft, prefill=remote, **keywords)
         self._service = Service(self._llm, ServerSettings(**server), model or "demo")
@@ -85,9 +82,6 @@ def build(arguments: dict[str, Any]) -> serve.Application:
             raise unknown_name("args", name, ARGUMENTS)
     model, draft = arguments.get("model"), arguments.get("draft", AUTO)
     settings, server = dict(arguments.get("settings", {})), dict(arguments.get("server", {}))
-    for name in server:
-        if name not in ServerSettings.__dataclass_fields__:
-            raise unknown_name("server", name, ServerSettings.__dataclass_fields__)
     if server.get("allow_runtime_lora_updating"):
         raise ValueError(
             "allow_runtime_lora_updating is given; one front end would know of an adapter that others do not; name "

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from specdec.async_engine.errors import CLOSED, EngineDeadError
 from specdec.async_engine.exchange import Exchange
@@ -13,37 +13,12 @@ from specdec.async_engine.messages import ReplyTo, decode_replies, decode_reply_
 from specdec.cache.block_pool import extend_hashes
 from specdec.core.commands import Add, AnyCommand, EngineReply, News, Refused
 from specdec.ray_serve.remote_prefill import RemotePrefill
-from specdec.ray_serve.replica_errors import reason_of
-from specdec.ray_serve.route import Route
+from specdec.ray_serve.replicas import Replicas, Route, reason_of
 
 # Replicas that a request tries, as long as none of them has sent a token.
 MOST_ATTEMPTS = 3
 
 logger = logging.getLogger(__name__)
-
-
-class Replicas(Protocol):
-    """Calls of the replicas, by the methods of `EngineReplica`."""
-
-    async def start(self) -> None:
-        """Wait until a replica takes calls.
-
-        Raises:
-            ValueError: a setting or file that the replicas refuse.
-            EngineDeadError: they do not start for another reason.
-        """
-
-    def generate(self, name: str, command: bytes, route: Route) -> AsyncIterator[bytes]:
-        """Call one replica. Closing the iterator cancels the call."""
-
-    async def abort(self, name: str, route: Route) -> None:
-        """Call one replica."""
-
-    async def ask(self, command: bytes) -> Sequence[bytes]:
-        """Call all replicas."""
-
-    async def close(self) -> None:
-        """End what `start` started."""
 
 
 @dataclass

@@ -16,8 +16,8 @@ from ray.serve.handle import DeploymentHandle
 
 from specdec.async_engine.errors import EngineDeadError
 from specdec.ray_serve.engine_replica import EngineReplica
+from specdec.ray_serve.replicas import Route
 from specdec.ray_serve.request_router import PrefixRequestRouter
-from specdec.ray_serve.route import Route
 
 # Names of the deployments, by which a configuration file sets their options: engines that generate, and those that
 # compute prompts for them, if there are any.
@@ -65,17 +65,21 @@ def engine_deployment(
 
 
 class HandleReplicas:
-    """Calls of the replicas through a handle."""
+    """Calls of the replicas through a handle.
 
-    def __init__(self, handle: DeploymentHandle) -> None:
-        self._handle = handle
+    Args:
+        handle: None for replicas that are deployed later.
+    """
+
+    def __init__(self, handle: DeploymentHandle | None = None) -> None:
+        self.handle = handle
 
     async def start(self) -> None:
         """Do nothing: calls wait for the first replica."""
 
     async def generate(self, name: str, command: bytes, route: Route) -> AsyncIterator[bytes]:
         """Call one replica. Closing the iterator cancels the call."""
-        parts = self._handle.options(method_name="generate", stream=True).remote(name, command, route)
+        parts = self._started.options(method_name="generate", stream=True).remote(name, command, route)
         try:
             async for part in parts:
                 yield part
@@ -85,18 +89,23 @@ class HandleReplicas:
 
     async def abort(self, name: str, route: Route) -> None:
         """Call one replica."""
-        await self._handle.options(method_name="abort").remote(name, route)
+        await self._started.options(method_name="abort").remote(name, route)
 
     async def ask(self, command: bytes) -> Sequence[bytes]:
         """Call all replicas."""
-        answers: list[bytes] = await self._handle.broadcast("ask", command).results_async()
+        answers: list[bytes] = await self._started.broadcast("ask", command).results_async()
         return answers
 
     async def close(self) -> None:
         """Do nothing: the replicas belong to the application that this front end is a part of."""
 
+    @property
+    def _started(self) -> DeploymentHandle:
+        assert self.handle is not None, "not started"
+        return self.handle
 
-class OwnReplicas:
+
+class OwnReplicas(HandleReplicas):
     """Replicas that this process deploys, on the cluster that RAY_ADDRESS names, or else on this machine.
 
     Args:
@@ -104,6 +113,9 @@ class OwnReplicas:
         uses_gpu: whether each gets a GPU of its own; otherwise they share the machine's cores.
         model, draft, settings, engine_timeout: as `EngineReplica` takes them.
         num_prefill: how many more compute prompts for the others; 0 for none, where each computes its own.
+
+    Attributes:
+        prefill: calls of those that compute prompts.
     """
 
     def __init__(
@@ -116,6 +128,8 @@ class OwnReplicas:
         engine_timeout: float,
         num_prefill: int = 0,
     ) -> None:
+        super().__init__()
+        self.prefill = HandleReplicas()
         # Not the machine's latest cluster, which may be someone else's.
         self._address = os.environ.get("RAY_ADDRESS", LOCAL)
         self._num_replicas, self._uses_gpu = num_replicas + num_prefill, uses_gpu
@@ -145,7 +159,6 @@ class OwnReplicas:
         self._num_cores = cores * self._num_replicas
         # Several servers may run on one cluster.
         self._name = f"specdec-{secrets.token_hex(4)}"
-        self._handles: dict[str, HandleReplicas] = {}
 
     async def start(self) -> None:
         """Start or join the cluster, and wait until all replicas take calls.
@@ -155,7 +168,7 @@ class OwnReplicas:
             EngineDeadError: they do not start.
         """
         handles = await asyncio.to_thread(self._deploy)
-        self._handles = {name: HandleReplicas(handle) for name, handle in handles.items()}
+        self.handle, self.prefill.handle = handles[ENGINE], handles.get(PREFILL)
 
     def _deploy(self) -> dict[str, DeploymentHandle]:
         is_mine = self._address == LOCAL
@@ -188,31 +201,6 @@ class OwnReplicas:
             for name in self._applications:
                 serve.delete(f"{self._name}-{name}")
         ray.shutdown()
-
-    def generate(self, name: str, command: bytes, route: Route) -> AsyncIterator[bytes]:
-        """Call one replica. Closing the iterator cancels the call."""
-        return self._calls.generate(name, command, route)
-
-    async def abort(self, name: str, route: Route) -> None:
-        """Call one replica."""
-        await self._calls.abort(name, route)
-
-    async def ask(self, command: bytes) -> Sequence[bytes]:
-        """Call all replicas."""
-        return await self._calls.ask(command)
-
-    async def ask_prefill(self, command: bytes) -> Sequence[bytes]:
-        """Call all of the replicas that compute prompts."""
-        return await self._handles[PREFILL].ask(command)
-
-    def prefill(self, name: str, command: bytes, route: Route) -> AsyncIterator[bytes]:
-        """Call one of the replicas that compute prompts."""
-        return self._handles[PREFILL].generate(name, command, route)
-
-    @property
-    def _calls(self) -> HandleReplicas:
-        assert self._handles, "not started"
-        return self._handles[ENGINE]
 
 
 def _cause(error: RuntimeError) -> str:

@@ -9,7 +9,7 @@ from specdec.async_engine.exchange import Exchange, PendingReplies, ask
 from specdec.async_engine.messages import decode_command, encode
 from specdec.async_engine.supervisor import Supervisor
 from specdec.building.vllm_keywords import LLMKeywords
-from specdec.ray_serve.route import Route
+from specdec.ray_serve.replicas import Route
 
 
 class EngineReplica:

@@ -18,7 +18,6 @@ from starlette.types import ASGIApp
 from specdec.async_engine.async_llm import AsyncLLM
 from specdec.async_engine.errors import EngineDeadError
 from specdec.config import AUTO
-from specdec.kernels.types.settings import unknown_name
 from specdec.ray_serve.application_call import call
 from specdec.server.app import build_app
 from specdec.server.server_settings import ServerSettings
@@ -56,11 +55,9 @@ class SpecdecEngine(LLMEngine):  # type: ignore[misc]
         loading, settings = cast(Any, llm_config.model_loading_config), dict(llm_config.engine_kwargs)
         own = {name: settings.pop(name) for name in _OWN if name in settings}
         server = {"served_model_name": [llm_config.model_id], **own.get("server", {})}
-        for name in server:
-            if name not in ServerSettings.__dataclass_fields__:
-                raise unknown_name("server", name, ServerSettings.__dataclass_fields__)
-            if name in _ELSEWHERE and server[name]:
-                raise ValueError(f"server has {name}; {_ELSEWHERE[name]}")
+        for name, remedy in _ELSEWHERE.items():
+            if server.get(name):
+                raise ValueError(f"server has {name}; {remedy}")
         checked = ServerSettings(**server)
         source = loading.model_source or (None if loading.model_id == _DEMO else loading.model_id)
         self._llm = AsyncLLM(source, own.get("draft", AUTO), engine_timeout=checked.engine_timeout, **settings)

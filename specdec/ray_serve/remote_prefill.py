@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import cast
@@ -11,16 +11,13 @@ from typing import cast
 from specdec.async_engine.messages import decode_replies, encode_command
 from specdec.core.commands import Add, News, Refused
 from specdec.core.sampling_params import SamplingParams
-from specdec.ray_serve.replica_errors import reason_of
-from specdec.ray_serve.route import Route
+from specdec.ray_serve.replicas import Replicas, Route, reason_of
 
 # Seconds that a request waits for its prompt.
 PATIENCE = 5.0
 # Seconds for which no replica is asked once none was there to take a call.
 PAUSE = 5.0
 
-Ask = Callable[[bytes], Awaitable[Sequence[bytes]]]
-Generate = Callable[[str, bytes, Route], AsyncIterator[bytes]]
 logger = logging.getLogger(__name__)
 
 
@@ -30,13 +27,12 @@ class RemotePrefill:
     The client sees nothing of it. Whatever a prefill replica does not compute in time, the decode replica computes.
 
     Args:
-        generate: calls one prefill replica, by `EngineReplica.generate`.
-        ask: calls all of them, by `EngineReplica.ask`; None to tell them nothing.
+        replicas: calls of the prefill replicas, which others start and end.
         patience: seconds that a request waits for its prompt.
     """
 
-    def __init__(self, generate: Generate, ask: Ask | None = None, patience: float = PATIENCE) -> None:
-        self._generate, self._ask, self._patience = generate, ask, patience
+    def __init__(self, replicas: Replicas, patience: float = PATIENCE) -> None:
+        self._replicas, self._patience = replicas, patience
         # Set once no replica was there, 0 again once there is one.
         self._paused_until = 0.0
 
@@ -79,11 +75,9 @@ class RemotePrefill:
         One that could not loads it with the first prompt that needs it, and gives up one that is not used any more when
         another needs its place.
         """
-        if self._ask is None:
-            return
         try:
             async with asyncio.timeout(self._patience):
-                await self._ask(command)
+                await self._replicas.ask(command)
         except Exception as error:
             logger.warning("not all prefill replicas were told of an adapter: %s", reason_of(error))
 
@@ -92,7 +86,7 @@ class RemotePrefill:
         params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
         request = replace(add, params=params, interval=0.0, trace=False)
         num_cached = None
-        parts = cast("AsyncGenerator[bytes]", self._generate(name, encode_command(request), route))
+        parts = cast("AsyncGenerator[bytes]", self._replicas.generate(name, encode_command(request), route))
         async with aclosing(parts):
             async for data in parts:
                 for reply in decode_replies(data):

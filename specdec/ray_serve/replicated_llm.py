@@ -11,8 +11,9 @@ from specdec.building.vllm_keywords import LLMKeywords
 from specdec.config import AUTO, EngineConfig
 from specdec.kv_transfer.kv_transfer_config import ROLES_OF_A_SPLIT
 from specdec.kv_transfer.tier_settings import tiers_of
-from specdec.ray_serve.connection import ReplicaConnection, Replicas
+from specdec.ray_serve.connection import ReplicaConnection
 from specdec.ray_serve.remote_prefill import RemotePrefill
+from specdec.ray_serve.replicas import Replicas
 
 
 class ReplicatedLLM(AsyncLLM):
@@ -85,7 +86,7 @@ def replicated_here(
     uses_gpu = config.device.startswith("cuda")
     arguments = (str(config.model), config.sources, setup.settings, engine_timeout)
     own = OwnReplicas(num_replicas, uses_gpu, *arguments, num_prefill)
-    prefill = RemotePrefill(own.prefill, own.ask_prefill) if num_prefill else None
+    prefill = RemotePrefill(own.prefill) if num_prefill else None
     return ReplicatedLLM(own, config.model, config.sources, prefill=prefill, **setup.settings)
 
 

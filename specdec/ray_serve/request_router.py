@@ -6,7 +6,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from specdec.ray_serve.prefix_table import PrefixTable
-from specdec.ray_serve.route import Route
+from specdec.ray_serve.replicas import Route
 
 
 class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from specdec.kernels.types.settings import check_settings, setting
+from specdec.kernels.types.settings import check_settings, checked_keywords, setting
 from specdec.openai.answer_settings import MetricsChoice, ToolCallParserChoice
 from specdec.server.lora_modules import read_lora_modules
 
@@ -12,6 +12,7 @@ DefaultsFrom = Literal["auto", "vllm"]
 LogFormat = Literal["text", "json"]
 
 
+@checked_keywords()
 @dataclass(frozen=True)
 class ServerSettings:
     """Settings by vLLM's names where it has them; `check_settings` refuses values outside their range."""

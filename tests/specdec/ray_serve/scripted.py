@@ -7,7 +7,7 @@ from typing import Any
 from specdec.async_engine.messages import ReplyTo, decode_command, encode
 from specdec.core.commands import Add, Delta, EngineReply, News, Refused
 from specdec.core.outputs import SpeculationStats
-from specdec.ray_serve.route import Route
+from specdec.ray_serve.replicas import Route
 
 LIMIT = 60.0
 Act = EngineReply | BaseException | None

@@ -16,8 +16,8 @@ from specdec.core.commands import Done, EngineReply, Integrity, Refused, Stats, 
 from specdec.core.engine_stats import DraftOutlook, EngineStats
 from specdec.ray_serve.connection import MOST_ATTEMPTS
 from specdec.ray_serve.engine_replica import EngineReplica
+from specdec.ray_serve.replicas import Route
 from specdec.ray_serve.replicated_llm import ReplicatedLLM
-from specdec.ray_serve.route import Route
 from tests.lora_adapters import save_adapter, save_draft_adapter
 from tests.specdec.async_engine.served import ENDLESS, SETTINGS, SHORT, assert_idle, states_of
 from tests.specdec.ray_serve.scripted import Script, run_limited, token

@@ -51,7 +51,7 @@ def server(offline: LLM, tmp_path_factory: pytest.TempPathFactory, request: pyte
 def stats(server: Served, deployment: str) -> EngineStats:
     """Return the counts of the only replica of a deployment."""
     connection: Any = server.llm._connection
-    replicas = connection._replicas._handles[deployment]
+    replicas = {"engine": connection._replicas, "prefill": connection._replicas.prefill}[deployment]
     (answer,) = [decode_reply_to(data).reply() for data in server.call(replicas.ask(encode_command(GetStats())))]
     assert isinstance(answer, Stats)
     return answer.stats

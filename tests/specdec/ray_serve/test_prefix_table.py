@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.ray_serve.prefix_table import PrefixTable
-from specdec.ray_serve.route import Route
+from specdec.ray_serve.replicas import Route
 
 LOADS = st.dictionaries(st.sampled_from("ABCD"), st.integers(0, 60), min_size=1)
 

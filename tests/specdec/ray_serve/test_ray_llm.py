@@ -84,7 +84,7 @@ def test_settings_that_are_refused() -> None:
     from specdec.ray_serve.llm_engine import SpecdecEngine
 
     for arguments, message in (
-        ({"server": {"api_keys": ["x"]}}, "server has no 'api_keys'; the nearest it has is 'api_key'"),
+        ({"server": {"api_keys": ["x"]}}, "ServerSettings has no 'api_keys'; the nearest it has is 'api_key'"),
         ({"server": {"api_key": ["x"]}}, "server has api_key; Ray Serve's ingress takes the requests"),
         ({"server": {"lora_modules": ["x=/x"]}}, "server has lora_modules; Ray Serve LLM names no adapters"),
         ({"max_num_seq": 4}, "max_num_seq"),

@@ -20,8 +20,8 @@ from specdec.core.commands import Add, Delta, LoadAdapter, News, Refused
 from specdec.core.outputs import SpeculationStats
 from specdec.ray_serve import remote_prefill
 from specdec.ray_serve.remote_prefill import RemotePrefill
+from specdec.ray_serve.replicas import Route
 from specdec.ray_serve.replicated_llm import ReplicatedLLM, _check_split
-from specdec.ray_serve.route import Route
 from tests.specdec.async_engine.served import states_of
 from tests.specdec.kv_transfer.engines import DRAWN, GREEDY, PROMPT, SIZE, WHOLE, disk, engine, flush, run
 from tests.specdec.ray_serve.scripted import Script, run_limited, sent, token
@@ -98,7 +98,7 @@ def test_a_request_passes_through_both(world: World, tmp_path: Path, params: Sam
         engine(world, "eagle3", disk(tmp_path), role="decode") as second,
     ):
         prefill, decode = EngineHere(first), EngineHere(second)
-        outputs = served(world, decode, RemotePrefill(prefill.generate), three)
+        outputs = served(world, decode, RemotePrefill(prefill), three)
         stats = second.stats()
     assert outputs[0].outputs[0].token_ids == outputs[2].outputs[0].token_ids == alone.tokens[0]
     # Whoever asked sees nothing of the other engine: no token of it, and its work does not count as cached.
@@ -128,7 +128,7 @@ def test_a_request_has_its_adapter_in_both(world: World, tmp_path: Path) -> None
         engine(world, "none", None, **own) as third,
     ):
         prefill = EngineHere(first)
-        found = served(world, EngineHere(second), RemotePrefill(prefill.generate, prefill.ask), all_of)
+        found = served(world, EngineHere(second), RemotePrefill(prefill), all_of)
         expected = third.generate([PROMPT] * 2, GREEDY, lora_request=adapters, use_tqdm=False)
         assert found == [output.token_ids for output in expected]
         assert second.stats().external_prefix_hits == 2 * WHOLE
@@ -143,14 +143,14 @@ def test_tokens_that_were_cached_before_are_shown(world: World, tmp_path: Path) 
         engine(world, "eagle3", disk(tmp_path), role="prefill") as first,
         engine(world, "eagle3", disk(tmp_path), role="decode") as second,
     ):
-        prefill = RemotePrefill(EngineHere(first).generate)
+        prefill = RemotePrefill(EngineHere(first))
         assert served(world, EngineHere(second), prefill, twice) == [0, WHOLE]
 
 
 def test_prompts_that_are_scored_are_not_sent(world: World) -> None:
     prefill = Script()
     params = replace(ONE, prompt_logprobs=1)
-    served(world, _answering(1), RemotePrefill(prefill.generate), lambda llm: states_of(llm, PROMPT, params))
+    served(world, _answering(1), RemotePrefill(prefill), lambda llm: states_of(llm, PROMPT, params))
     assert prefill.tried == []
 
 
@@ -169,7 +169,7 @@ def test_whatever_fails_is_left_to_the_decode_replica(
     world: World, failure: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     prefill, decode = Script(FAILURES[failure]), _answering(1)
-    remote = RemotePrefill(prefill.generate, patience=0.05)
+    remote = RemotePrefill(prefill, patience=0.05)
     states = served(world, decode, remote, lambda llm: states_of(llm, PROMPT, ONE))
     assert states[-1].token_ids == [7, 7]
     assert (len(prefill.tried), len(decode.tried)) == (1, 1)
@@ -184,7 +184,7 @@ def test_few_requests_wait_when_no_replica_takes_calls(world: World) -> None:
         for _ in range(3):
             await states_of(llm, PROMPT, ONE)
 
-    served(world, decode, RemotePrefill(prefill.generate, patience=0.05), three)
+    served(world, decode, RemotePrefill(prefill, patience=0.05), three)
     assert (len(prefill.tried), len(decode.tried)) == (1, 3)
 
 
@@ -200,7 +200,7 @@ def test_one_request_finds_out_whether_there_is_a_replica_again(world: World, mo
         for _ in range(2):
             await states_of(llm, PROMPT, ONE)
 
-    served(world, decode, RemotePrefill(prefill.generate, patience=0.05), five)
+    served(world, decode, RemotePrefill(prefill, patience=0.05), five)
     assert (len(prefill.tried), len(decode.tried)) == (4, 5)
 
 
@@ -209,13 +209,14 @@ def test_a_request_that_ends_early_ends_there_too(world: World, leaves: bool) ->
     """By `abort`, and by leaving."""
     ended = asyncio.Event()
 
-    async def hang(name: str, command: bytes, route: Route) -> AsyncIterator[bytes]:  # noqa: ARG001
-        route.replica = "P"
-        try:
-            await asyncio.Event().wait()
-            yield b""
-        finally:
-            ended.set()
+    class Hanging(Script):
+        async def generate(self, name: str, command: bytes, route: Route) -> AsyncIterator[bytes]:  # noqa: ARG002
+            route.replica = "P"
+            try:
+                await asyncio.Event().wait()
+                yield b""
+            finally:
+                ended.set()
 
     async def use(llm: AsyncLLM) -> str | None:
         async with aclosing(llm.generate(PROMPT, ONE, request_id="x")) as states:
@@ -233,7 +234,7 @@ def test_a_request_that_ends_early_ends_there_too(world: World, leaves: bool) ->
             return reason
 
     decode = Script()
-    assert served(world, decode, RemotePrefill(hang), use) == (None if leaves else "abort")
+    assert served(world, decode, RemotePrefill(Hanging()), use) == (None if leaves else "abort")
     assert decode.tried == []
 
 
