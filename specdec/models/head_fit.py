@@ -4,13 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from specdec.draft_heads.formats.head_kind import HeadDescription
-from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.models.hub import shown_path
 from specdec.models.llama import read_llama_config
-from specdec.models.llama_draft import holds_llama
-from specdec.models.tokenizer import check_same_vocabulary, vocabulary_digest
+from specdec.models.tokenizer import vocabulary_digest
 
 # Key of a head's recipe in config.json: `vocabulary_digest` of the target that it was trained for.
 VOCABULARY = "vocabulary"
@@ -34,14 +32,6 @@ def check_fit(head: HeadDescription[Any], folder: Path, target: Path) -> LlamaCo
     training = head.settings.training
     check_vocabulary(str(folder), training.get("target"), training.get(VOCABULARY), target)
     return sizes
-
-
-def check_draft(draft: Path, target: Path) -> None:
-    """Check that a head, or a small model, drafts for a target; likewise."""
-    if holds_llama(draft):
-        check_same_vocabulary(draft, target)
-    else:
-        check_fit(describe_folder(draft), draft, target)
 
 
 def check_vocabulary(what: str, made_for: object, vocabulary: object, target: Path) -> None:

@@ -106,15 +106,9 @@ def load_llama_draft(
 
 def draft_of(model: LlamaModel, folder: Path, target: Path, sizes: LlamaConfig) -> DraftModel:
     """Return the draft model of a loaded Llama; see `load_llama_draft` for the other arguments and the errors."""
-    own = model.config.vocab_size
-    if own != sizes.vocab_size:
-        raise CheckpointError(
-            f"{folder}: the draft model's vocab_size {own} does not fit the target's {sizes.vocab_size}; take "
-            "one whose vocab_size is the target's, or pad its embedding and output matrix to as many rows"
-        )
     check_same_vocabulary(folder, target)
     if not is_gguf(folder):
         with error_context(folder):
             # A target with such weights fails its first request; drafts would only be missing.
             check_finite(read_tensors(folder), model.norm.weight.dtype)
-    return DraftModel(LlamaDraftHead(model, sizes.max_position), MatrixReadout(model.output, own))
+    return DraftModel(LlamaDraftHead(model, sizes.max_position), MatrixReadout(model.output, model.config.vocab_size))

@@ -19,7 +19,7 @@ from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.llama.whole_files import write_whole
 from specdec.kernels.types.settings import settings_of
 from specdec.llm import LLM
-from specdec.models.head_fit import VOCABULARY, check_draft
+from specdec.models.head_fit import VOCABULARY
 from specdec.models.tokenizer import vocabulary_digest
 from specdec.train_eagle.data.answer_journal import AnswerJournal, AnswerRow, compare_settings
 from specdec.train_eagle.data.chat_mask import BadConversation, Message
@@ -163,8 +163,6 @@ def regenerate_file(options: ModelOptions, given: RegenerateSettings) -> Summary
     journal = given.out.with_name(f"{given.out.name}{JOURNAL}")
     if journal.is_file():
         compare_settings(journal, journal_settings(journal), settings_before_loading(config, sources, given))
-    if config.draft is not None:
-        check_draft(config.draft, config.model)
     llm = options.load()
     conversations = read_conversations(llm, sources, given, bad)
     params = replace(options.params(llm), max_tokens=given.max_tokens, seed=given.seed)

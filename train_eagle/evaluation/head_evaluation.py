@@ -8,6 +8,7 @@ import torch
 from specdec.bench.environment import environment
 from specdec.bench.interleaved import run_rounds
 from specdec.bench.timed_run import EngineContender
+from specdec.building.checkpoint_checks import check_draft
 from specdec.config import EAGLE2_SHAPE, EngineConfig, default_shape
 from specdec.core.device import resolve_device
 from specdec.core.outputs import RequestOutput, SpeculationStats
@@ -16,7 +17,6 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.engine.request_maker import RequestMaker
 from specdec.kernels.types.settings import KernelChoice
 from specdec.llm import LLM
-from specdec.models.head_fit import check_draft
 from specdec.models.llama import read_llama_config
 from specdec.models.tokenizer import vocabulary_digest
 from specdec.train_eagle.data.chat_prompts import read_prompts
@@ -108,8 +108,9 @@ def evaluate(
     sources = {name: open_source(source) for name, source in domains.items()}
     serving = shape or default_shape(resolve_device("auto").type)
     others = [EAGLE2_SHAPE] if shape is None and serving != EAGLE2_SHAPE else []
-    check_draft(draft, model)
-    maker = RequestMaker.read(EngineConfig(model=model), read_llama_config(model))
+    sizes = read_llama_config(model)
+    check_draft(draft, model, sizes)
+    maker = RequestMaker.read(EngineConfig(model=model), sizes)
     if maker.tokenizer is None or not maker.tokenizer.has_chat_template:
         raise ValueError(f"{model}: no chat template; add a chat_template.jinja to the folder")
     prompts = {name: read_prompts(maker, source, limit, max_tokens, bad) for name, source in sources.items()}
