@@ -1,5 +1,6 @@
 """The interface through which an `AsyncLLM` reaches its engines."""
 
+import asyncio
 from typing import Protocol
 
 from specdec.async_engine.errors import EngineDeadError
@@ -7,19 +8,20 @@ from specdec.core.commands import AnyCommand
 
 
 class EngineConnection(Protocol):
-    """An engine process, or several behind one connection."""
+    """An engine process, or several behind one connection, which others keep running.
 
-    @property
-    def healthy(self) -> bool:
-        """True while requests are accepted."""
+    Attributes:
+        healthy: whether requests are accepted.
+        num_restarts: restarts of the engine process after failures; 0 where others count them.
+    """
+
+    healthy: bool
+    num_restarts: int = 0
 
     @property
     def pid(self) -> int | None:
         """Process id of the only engine process; None if there is none, or several."""
-
-    @property
-    def num_restarts(self) -> int:
-        """Number of restarts of the engine process after failures; 0 where they are not counted here."""
+        return None
 
     async def start(self) -> None:
         """Wait until requests are taken.
@@ -44,6 +46,7 @@ class EngineConnection(Protocol):
 
     async def failure(self) -> EngineDeadError:
         """Wait until the engine has failed for good, and return why; for ever where others keep it running."""
+        return await asyncio.Future()
 
     async def close(self) -> None:
         """End what was started."""

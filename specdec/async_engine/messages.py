@@ -99,12 +99,13 @@ class ReplyTo(NamedTuple):
 
     @classmethod
     def of(cls, number: int, is_last: bool, reply: EngineReply) -> Self:
-        """Return a reply that is encoded with its message, and is never read here."""
+        """Return a reply of this process, which is encoded with its message."""
         return cls(number, is_last, type(reply).__name__, reply)  # type: ignore[arg-type]
 
     def reply(self) -> EngineReply:
         """Return the reply itself."""
-        reply: EngineReply = _DECODERS[self.kind].decode(self.encoded)
+        given: Any = self.encoded
+        reply: EngineReply = _DECODERS[self.kind].decode(given) if isinstance(given, msgspec.Raw) else given
         return reply
 
 
@@ -162,8 +163,3 @@ def decode_command(data: bytes | msgspec.Raw) -> AnyCommand:
     name, body = _decode_named(data)
     command: AnyCommand = _DECODERS[name].decode(body)
     return command
-
-
-def encoded_reply(number: int, is_last: bool, reply: EngineReply) -> ReplyTo:
-    """Return a reply as one that has come from elsewhere."""
-    return ReplyTo(number, is_last, type(reply).__name__, msgspec.Raw(encode(reply)))

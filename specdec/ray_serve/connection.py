@@ -7,9 +7,10 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from specdec.async_engine.connection import EngineConnection
 from specdec.async_engine.errors import CLOSED, EngineDeadError
 from specdec.async_engine.exchange import Exchange
-from specdec.async_engine.messages import ReplyTo, decode_replies, decode_reply_to, encode_command, encoded_reply
+from specdec.async_engine.messages import ReplyTo, decode_replies, decode_reply_to, encode_command
 from specdec.cache.block_pool import extend_hashes
 from specdec.core.commands import Add, AnyCommand, EngineReply, News, Refused
 from specdec.ray_serve.remote_prefill import RemotePrefill
@@ -38,8 +39,8 @@ class _Run:
     num_cached: int | None = None
 
 
-class ReplicaConnection:
-    """All replicas as one engine.
+class ReplicaConnection(EngineConnection):
+    """All replicas as one engine. Ray Serve starts them again, and counts that.
 
     A request whose replica fails before the first token is sent to another one. After it, the request gets an error:
     its client has seen tokens, of which another replica knows nothing.
@@ -69,19 +70,6 @@ class ReplicaConnection:
         self._others: set[asyncio.Task[None]] = set()
         self._closed = False
         self.healthy = False
-
-    @property
-    def pid(self) -> None:
-        """None: each replica has its own engine process."""
-
-    @property
-    def num_restarts(self) -> int:
-        """0: Ray Serve starts replicas again, and counts them."""
-        return 0
-
-    async def failure(self) -> EngineDeadError:
-        """Wait for ever: Ray Serve starts replicas again."""
-        return await asyncio.Future()
 
     async def start(self) -> None:
         """Wait until a replica takes requests.
@@ -189,7 +177,7 @@ class ReplicaConnection:
         # It waits for a replica that has room.
         if task := self._tasks.get(run.number):
             task.cancel()
-        self._exchange.receive(encoded_reply(run.number, True, run.add.aborted()))
+        self._exchange.receive(ReplyTo.of(run.number, True, run.add.aborted()))
 
     async def _ask(self, number: int, command: AnyCommand) -> None:
         """Have all replicas carry out a command.
@@ -206,7 +194,7 @@ class ReplicaConnection:
         reply = command.joined(replies, problem)
         if command.CHANGES_ENGINE and not isinstance(reply, Refused) and self._prefill is not None:
             await self._prefill.tell(encoded)
-        self._exchange.receive(encoded_reply(number, True, reply))
+        self._exchange.receive(ReplyTo.of(number, True, reply))
 
 
 def _with_cached(sent: ReplyTo, most: int) -> ReplyTo:
@@ -219,4 +207,4 @@ def _with_cached(sent: ReplyTo, most: int) -> ReplyTo:
             else delta._replace(num_cached_tokens=min(most, delta.num_cached_tokens))
             for delta in reply.deltas
         ]
-    return encoded_reply(sent.number, sent.is_last, reply)
+    return ReplyTo.of(sent.number, sent.is_last, reply)
