@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from specdec.building.checkpoint_checks import check_draft, check_split, check_target
 from specdec.building.draft_corpus import check_corpus
@@ -29,20 +29,6 @@ logger = logging.getLogger(__name__)
 DRAFT_WORDS = (AUTO, NGRAM, SUFFIX, "none")
 
 
-class Sources(NamedTuple):
-    """The target, and what drafts for it.
-
-    Attributes:
-        model: the target's folder.
-        draft: folder of the draft model; None for none.
-        chains: draft sources beside it, by name.
-    """
-
-    model: Path
-    draft: Path | None
-    chains: tuple[str, ...] = ()
-
-
 def resolved_config(model: str | Path | None, draft: str | Path | None, settings: Mapping[str, Any]) -> EngineConfig:
     """Resolve settings, so that none is "auto" or left open.
 
@@ -60,36 +46,29 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
     import_plugins(config.plugins)
     RULES.named(config.verify, "verify")
     device = resolve_device(config.device)
-    (sources, sizes), tokenizer = _checked_sources(model, draft, config), None
-    check_corpus(config.draft_corpus, is_used=SUFFIX in sources.chains)
-    if config.tokenizer is not None:
-        tokenizer = checkpoint_path(config.tokenizer, weights=False)
+    config, sizes = _with_sources(model, draft, config)
+    check_corpus(config.draft_corpus, is_used=config.drafts_from_store)
+    tokenizer = config.tokenizer
+    if tokenizer is not None:
+        tokenizer = checkpoint_path(tokenizer, weights=False)
         check_tokenizer(tokenizer)
     if not isinstance(shape, DraftShape):
-        rows = None if sources.draft is None else block_rows(sources.draft)
+        rows = None if config.draft is None else block_rows(config.draft)
         # The levels are all drafted by one pass, so that none costs more.
         deepest, default = {} if rows is None else {"depth": rows}, default_shape(device.type)
         # No path of a tree may leave a window.
         nodes = min([default.nodes, *filter(None, sizes.layer_windows)])
         shape = replace(default, **{"nodes": nodes, **deepest, **(shape or {})})
     # Refuses wrong options before anything is loaded.
-    prepared_sources(sources.chains, shape, config.draft_options)
-    return replace(
-        config,
-        model=sources.model,
-        draft=sources.draft,
-        chains=sources.chains,
-        tokenizer=tokenizer,
-        device=str(device),
-        dtype=name_of(resolve_dtype(config.dtype, device)),
-        shape=shape,
-    )
+    prepared_sources(config.chains, shape, config.draft_options)
+    dtype = name_of(resolve_dtype(config.dtype, device))
+    return replace(config, tokenizer=tokenizer, device=str(device), dtype=dtype, shape=shape)
 
 
-def _checked_sources(
+def _with_sources(
     model: str | Path | None, draft: str | Path | None, config: EngineConfig
-) -> tuple[Sources, LlamaConfig]:
-    """Return the target and what drafts for it, which fit each other by their files, and the target's sizes.
+) -> tuple[EngineConfig, LlamaConfig]:
+    """Return the settings with the target and what drafts for it, which fit each other, and the target's sizes.
 
     No weights are read.
     """
@@ -104,45 +83,47 @@ def _checked_sources(
                 "draft, or leave the revision out"
             )
         checkpoint = DEMO / "target" if model is None else checkpoint_path(model, config.revision)
-        target = named_target(checkpoint)
-        sizes = check_target(target or checkpoint)
-        sources = _drafting_for(target, checkpoint) if target else _automatic(checkpoint, sizes)
+        named = named_target(checkpoint)
+        target = named or checkpoint
+        sizes = check_target(target)
+        if named is None:
+            head, chains = _automatic(target, sizes)
+        else:
+            head, chains = checkpoint, ()
+            names = shown_path(head), shown_path(target)
+            logger.info("%s is a head: it drafts for the target that it names, %s", *names)
     else:
-        sources = _given_sources(model, draft, config)
-        sizes = check_target(sources.model)
-    check_split(sources.model, sizes, RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size))
-    if sources.draft is not None:
+        head, chains = _draft_sources(draft, config.draft_revision, is_demo=model is None)
+        named = named_target(head) if model is None and head is not None else None
+        target = checkpoint_path(model, config.revision) if model is not None else named or DEMO / "target"
+        sizes = check_target(target)
+    check_split(target, sizes, RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size))
+    if head is not None:
         try:
-            kind = check_draft(sources.draft, sources.model, sizes)
+            kind = check_draft(head, target, sizes)
         except CheckpointError as error:
             # A head that cannot be read is no matter of its target.
-            is_demo = model is None and sources.model == DEMO / "target" and "the target's" in str(error)
+            is_demo = model is None and target == DEMO / "target" and "the target's" in str(error)
             told = "; the target is the demo model, since no other is named" if is_demo else ""
             raise CheckpointError(f"{error}{told}") from None
         if config.speculative_method not in (None, kind):
             logger.warning(
                 "speculative_config has method %r, and %s is a draft of the kind %s; it drafts as what it is",
-                *(config.speculative_method, shown_path(sources.draft), kind),
+                *(config.speculative_method, shown_path(head), kind),
             )
-    return sources, sizes
+    return replace(config, model=target, draft=head, chains=chains), sizes
 
 
-def _drafting_for(target: Path, head: Path) -> Sources:
-    """Return a head, which was given as the model, and the target that it names; it is logged."""
-    logger.info("%s is a head: it drafts for the target that it names, %s", shown_path(head), shown_path(target))
-    return Sources(target, head)
-
-
-def _automatic(checkpoint: Path, sizes: LlamaConfig) -> Sources:
+def _automatic(checkpoint: Path, sizes: LlamaConfig) -> tuple[Path | None, tuple[str, ...]]:
     """Return what drafts for a target: the head that it names, a shipped one that was made for it, or n-grams.
 
-    What was chosen is logged, but for the demo model.
+    What was chosen is logged, but for the demo model. The result is as that of `_draft_sources`.
     """
     name, head = shown_path(checkpoint), named_head(checkpoint)
     if head is not None:
         if head != DEMO_HEAD:
             logger.info("drafts: %s, the head that %s names", shown_path(head), name)
-        return Sources(checkpoint, head)
+        return head, ()
     shipped = shipped_head(checkpoint, sizes)
     if shipped is not None and shipped.is_named:
         logger.info(
@@ -150,7 +131,7 @@ def _automatic(checkpoint: Path, sizes: LlamaConfig) -> Sources:
             "or none",
             *(shipped.folder, shipped.made_for, name),
         )
-        return Sources(checkpoint, shipped.folder, (NGRAM,))
+        return shipped.folder, (NGRAM,)
     if shipped is not None:
         why = (
             f"names no head. The shipped one for {shipped.made_for} fits its sizes: if it is that model, give --draft "
@@ -161,16 +142,7 @@ def _automatic(checkpoint: Path, sizes: LlamaConfig) -> Sources:
     else:
         why = "names no head; --draft takes one, or none. Shipped heads are in specdec's repository alone, under heads/"
     logger.info("drafts: ngram (prompt lookup), since %s %s", name, why)
-    return Sources(checkpoint, None, (NGRAM,))
-
-
-def _given_sources(model: str | Path | None, draft: str | Path | None, config: EngineConfig) -> Sources:
-    """Return the draft sources that a user named, and the target: the user's, the head's, or the demo's."""
-    head, chains = _draft_sources(draft, config.draft_revision, is_demo=model is None)
-    if model is not None:
-        return Sources(checkpoint_path(model, config.revision), head, chains)
-    target = named_target(head) if head is not None else None
-    return Sources(target or DEMO / "target", head, chains)
+    return None, (NGRAM,)
 
 
 def _draft_sources(

@@ -10,7 +10,7 @@ from transformers import LlamaConfig as HubConfig
 
 from specdec.building import resolved_config as resolution
 from specdec.building import shipped_heads
-from specdec.building.resolved_config import Sources, resolved_config
+from specdec.building.resolved_config import resolved_config
 from specdec.building.shipped_heads import HEADS, shipped_head
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from tests.fakes import edit_json, save_random_head
@@ -33,13 +33,13 @@ def heads(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return heads
 
 
-def chosen(caplog: pytest.LogCaptureFixture, model: Path) -> tuple[Sources, str]:
+def chosen(caplog: pytest.LogCaptureFixture, model: Path) -> tuple[tuple[Path, Path | None, tuple[str, ...]], str]:
     """Return what drafts for a model, and the line that says it."""
     caplog.clear()
     caplog.set_level("INFO", "specdec")
     config = resolved_config(model, "auto", {})
     (line,) = (record.getMessage() for record in caplog.records)
-    return Sources(config.model, config.draft, config.chains), line
+    return (config.model, config.draft, config.chains), line
 
 
 @pytest.mark.parametrize(
