@@ -2,7 +2,8 @@
 
 from typing import Any, Protocol
 
-from specdec.kernels.types.types import NoiseKey, Stream, Uniforms, Vector
+from specdec.kernels.reference.noise import uniforms
+from specdec.kernels.types.types import NoiseKey, Stream, Vector
 
 
 class Chance(Protocol):
@@ -30,24 +31,23 @@ class PhiloxChance:
 
     Args:
         key: of the request's sample, at the output position of the token after the root, which grows with every step.
-        uniforms: makes the numbers.
     """
 
-    def __init__(self, key: NoiseKey, uniforms: Uniforms) -> None:
-        self.key, self.uniforms = key, uniforms
+    def __init__(self, key: NoiseKey) -> None:
+        self.key = key
         self._coins: list[float] = []
 
     def accept(self, depth: int, rank: int, probability: Any) -> bool:
         # Cantor's pairing: a place in one sequence for each (depth, rank), without a bound on either.
         place = (depth + rank) * (depth + rank + 1) // 2 + rank
         if place >= len(self._coins):
-            self._coins = self.uniforms(self.key, 2 * place + 32, Stream.COIN)
+            self._coins = uniforms(*self.key, 2 * place + 32, Stream.COIN)
         return self._coins[place] < float(probability)
 
     def draw(self, depth: int, weights: Vector) -> int:
         # A step draws once, for the last position that it emits, so no position sees the same draw twice.
         key = self.key._replace(position=self.key.position + depth)
-        (u,) = self.uniforms(key, 1, Stream.RESIDUAL)
+        (u,) = uniforms(*key, 1, Stream.RESIDUAL)
         sums = weights.cumsum(0)
         # The first index whose sum is above u of the whole, so never one of weight 0; by rounding that may be none.
         index = int((sums > u * sums[-1]).byte().argmax())

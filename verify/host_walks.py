@@ -11,7 +11,7 @@ from specdec.kernels.reference.noise import GumbelNoise
 from specdec.kernels.reference.sampling import HostSampling, argmax
 from specdec.kernels.types.draft_trees import DraftTrees, WalkMaker, at_once
 from specdec.kernels.types.tree import DraftTree
-from specdec.kernels.types.types import NO_TOKEN, Acceptance, NoiseKey, NoiseRows, Uniforms, Vector
+from specdec.kernels.types.types import NO_TOKEN, Acceptance, NoiseKey, NoiseRows, Vector
 from specdec.kernels.types.upload import Packet
 from specdec.verify.chance import Chance, PhiloxChance
 from specdec.verify.coupled import follow
@@ -46,11 +46,11 @@ def coupled_walk(
     return acceptances
 
 
-def host_walk(rule: Rule, uniforms: Uniforms) -> WalkMaker:
+def host_walk(rule: Rule) -> WalkMaker:
     """Return a rule as an operation of `KernelSet`, on any device: scores and draft probabilities are read from it."""
 
     def walk(scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
-        return walk_rows(rule, scores.cpu(), [_on_host(tree) for tree in trees.with_probs()], noise.keys, uniforms)
+        return walk_rows(rule, scores.cpu(), [_on_host(tree) for tree in trees.with_probs()], noise.keys)
 
     return at_once(walk)
 
@@ -61,7 +61,7 @@ def _on_host(tree: DraftTree) -> DraftTree:
 
 
 def walk_rows(
-    rule: Rule, scores: Tensor, trees: Sequence[DraftTree], keys: Sequence[NoiseKey | None], uniforms: Uniforms
+    rule: Rule, scores: Tensor, trees: Sequence[DraftTree], keys: Sequence[NoiseKey | None]
 ) -> list[Acceptance]:
     """Run a rule over each sampled row, with probabilities in float64; greedy rows follow the argmax.
 
@@ -77,8 +77,7 @@ def walk_rows(
         if key is None:
             acceptances.append(follow(tree, emitted[own]))
         else:
-            target = _target(scores[own], emitted[own])
-            acceptances.append(rule(tree, target, PhiloxChance(key, uniforms)))
+            acceptances.append(rule(tree, _target(scores[own], emitted[own]), PhiloxChance(key)))
     return acceptances
 
 

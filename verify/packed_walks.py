@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.gumbel_argmax import gumbel_argmax
-from specdec.kernels.reference.philox import uniforms
 from specdec.kernels.types.tree import DraftTree
 from specdec.kernels.types.types import Acceptance, DraftProbs, NoiseColumns, NoiseKey, PackedTrees, Walk
 from specdec.verify.coupled import follow
@@ -26,7 +25,7 @@ def rejection_walk(scores: Tensor, draft_probs: DraftProbs | None, trees: Packed
     """See `specdec.kernels.triton.rejection_walk`; computes in float64, and takes it."""
     rows = zip(*(part.tolist() for part in noise), strict=True)
     keys = [NoiseKey(*key) if is_sampled else None for *key, is_sampled in rows]
-    found = walk_rows(walk_rejection, scores, _trees_of(trees, draft_probs), keys, uniforms)
+    found = walk_rows(walk_rejection, scores, _trees_of(trees, draft_probs), keys)
     return _as_walk(found, trees.max_depth, scores.device)
 
 

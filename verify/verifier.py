@@ -68,7 +68,7 @@ class RejectionVerifier:
     def __init__(self, kernels: KernelSet, rule: Rule | None = None) -> None:
         self.kernels = kernels
         own = kernels.walks.rejection if rule is None else None
-        self.walk = own or host_walk(rule or walk_rejection, GumbelNoise.uniforms)
+        self.walk = own or host_walk(rule or walk_rejection)
 
     def prepare(self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet) -> PreparedWalk:
         """See `CoupledVerifier.prepare`."""

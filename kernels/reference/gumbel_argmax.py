@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from specdec.kernels.reference.philox import gumbel_noise
-from specdec.kernels.types.types import NO_TOKEN, NoiseColumns
+from specdec.kernels.reference.noise import gumbel
+from specdec.kernels.types.types import NO_TOKEN, NoiseColumns, NoiseKey, Stream
 
 
 def gumbel_argmax(scores: Tensor, noise: NoiseColumns) -> Tensor:
@@ -20,8 +20,9 @@ def perturbed(scores: Tensor, noise: NoiseColumns, stream: int, lane: int, token
         tokens: `[n]`, which tokens are scored; None for all.
     """
     size = scores.shape[1] if tokens is None else int(tokens.max()) + 1
-    addends = gumbel_noise(*noise[:3], size, stream, lane)
-    if tokens is not None:
-        addends = addends[:, tokens]
-    exact = torch.float64 if scores.dtype == torch.float64 else torch.float32
-    return scores.to(exact) + addends.masked_fill_(~noise.sampled[:, None], 0)
+    found = scores.to(torch.float64 if scores.dtype == torch.float64 else torch.float32, copy=True)
+    for row, (*key, is_sampled) in enumerate(zip(*(part.tolist() for part in noise), strict=True)):
+        if is_sampled:
+            own = gumbel(*NoiseKey(*key), size, Stream(stream), lane).to(scores.device)
+            found[row] += own if tokens is None else own[tokens]
+    return found

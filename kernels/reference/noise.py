@@ -81,11 +81,6 @@ class GumbelNoise:
             start = self._vectors.data_ptr()
             self.make(list(places), size, stream, lane, [start + place * 4 * size for place in places.values()])
 
-    @staticmethod
-    def uniforms(key: NoiseKey, count: int, stream: Stream) -> list[float]:
-        """Return `uniforms` of a key."""
-        return uniforms(*key, count, stream)
-
 
 def gumbel(
     seed: int, sample_index: int, position: int, size: int, stream: Stream = Stream.TARGET, lane: int = 0

@@ -308,5 +308,3 @@ class NodeTensors(NamedTuple):
 
 # A 1-d torch tensor, or a numpy array of `Fraction`: the rules are the same code for the engine and for exact tests.
 Vector = Any
-# Makes uniform variates in [0, 1): (key, count, stream).
-Uniforms = Callable[[NoiseKey, int, Stream], list[float]]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.reference.noise import GumbelNoise, uniforms
+from specdec.kernels.reference.noise import uniforms
 from specdec.kernels.types.tree import DraftTree
 from specdec.kernels.types.types import Acceptance, DraftProbs, NoiseColumns, NoiseKey, PackedTrees, Stream, Walk
 from specdec.verify.chance import Chance, PhiloxChance
@@ -71,7 +71,7 @@ class Batch(NamedTuple):
             q = None if self.draft_probs is None else self.draft_probs[part].double()
             trees.append(DraftTree(tree.tokens, tree.parents, q))
         keys = [NoiseKey(*key) if sampled else None for key, sampled in zip(self.keys, self.sampled, strict=True)]
-        return walk_rows(rule, self.scores.float(), trees, keys, GumbelNoise.uniforms)
+        return walk_rows(rule, self.scores.float(), trees, keys)
 
 
 def in_order(laws: Tensor) -> DraftProbs:
@@ -155,7 +155,7 @@ def margin(given_batch: Batch, row: int, rule: Rule = walk_rejection) -> float:
 
     def spied(tree: DraftTree, target: Any, chance: Chance) -> Acceptance:
         assert isinstance(chance, PhiloxChance)
-        spy = Margin(chance.key, chance.uniforms)
+        spy = Margin(chance.key)
         found = rule(tree, target, spy)
         margins.append(spy.least)
         return found

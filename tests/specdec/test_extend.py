@@ -19,7 +19,6 @@ from specdec.building import plugins
 from specdec.cli.app import main
 from specdec.draft_heads.drafting.chain_sources import SOURCES
 from specdec.draft_heads.formats.head_kinds import KINDS
-from specdec.kernels.reference.noise import GumbelNoise
 from specdec.kernels.types.registry import Registry
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.types import NoiseKey
@@ -120,7 +119,7 @@ def test_a_lossy_rule_is_told_and_accepts_what_it_says(tiny: Tiny, caplog: pytes
         after = {ROOT: p.index_fill(0, torch.tensor(3), share), 0: p.index_fill(0, torch.tensor(5), share)}
         rest = {2: p, 1: p}
         for position in range(8):
-            chance = PhiloxChance(NoiseKey(1, 0, position), GumbelNoise.uniforms)
+            chance = PhiloxChance(NoiseKey(1, 0, position))
             found = sys.modules["typical"].typical(tree, {**after, **rest}.get, chance)
             assert found.path == path
             assert 0 <= found.next_token < 7

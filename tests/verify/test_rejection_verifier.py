@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels.reference.noise import GumbelNoise
 from specdec.kernels.types.draft_trees import Walks
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.types import NO_TOKEN, Acceptance, NoiseKey
@@ -33,7 +32,7 @@ VERIFIER = RejectionVerifier(TORCH)
 
 
 def by(rule: Rule) -> RejectionVerifier:
-    return RejectionVerifier(replace(TORCH, walks=Walks(rejection=host_walk(rule, GumbelNoise.uniforms))))
+    return RejectionVerifier(replace(TORCH, walks=Walks(rejection=host_walk(rule))))
 
 
 def with_q(tree: DraftTree, generator: torch.Generator) -> DraftTree:
@@ -73,7 +72,7 @@ def directly(row: SampledRow, logits: Tensor) -> Acceptance:
     return walk_rejection(
         tree,
         target,
-        PhiloxChance(NoiseKey(sampling.seed, sampling.sample_index, len(known) - num_prompt), GumbelNoise.uniforms),
+        PhiloxChance(NoiseKey(sampling.seed, sampling.sample_index, len(known) - num_prompt)),
     )
 
 

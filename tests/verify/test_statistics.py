@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.kernels.reference.noise import GumbelNoise, gumbel
+from specdec.kernels.reference.noise import gumbel
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.types import Acceptance, NoiseKey
 from specdec.verify.chance import PhiloxChance
@@ -77,7 +77,7 @@ class Trial:
         self.drafts: dict[tuple[int, ...], Draft] = {}
 
     def chance(self, draw: int, position: int = 0) -> PhiloxChance:
-        return PhiloxChance(NoiseKey(self.seed, 0, STRIDE * draw + position), GumbelNoise.uniforms)
+        return PhiloxChance(NoiseKey(self.seed, 0, STRIDE * draw + position))
 
     @cached_property
     def orders(self) -> tuple[list[list[int]], list[list[list[int]]]]:

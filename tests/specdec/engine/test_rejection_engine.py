@@ -251,8 +251,7 @@ def test_no_draw_shares_its_noise_with_another(
     sampling = llm.engine.worker.drafter.kernels.search.perturbed_top_k.__self__  # type: ignore[attr-defined]
     assert isinstance(sampling, HostSampling)
     monkeypatch.setattr(sampling.noise, "at", drafting)
-    # The walk has taken the function itself.
-    monkeypatch.setattr("specdec.kernels.reference.noise.uniforms", drawing)
+    monkeypatch.setattr("specdec.verify.chance.uniforms", drawing)
     output = llm.generate([PROMPT], SamplingParams(temperature=1.0, seed=1, max_tokens=24, ignore_eos=True))[0]
     assert 0 < sum(output.outputs[0].accepted) < 20
     assert {stream for _, stream, _ in asked} == {Stream.DRAFT, Stream.RESIDUAL}
