@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec.kernels.native.adapters import NativeAdapters
 from specdec.kernels.native.drafting import NativeBlockDrafting, NativeDrafting
 from specdec.kernels.native.library import NOT_BUILT, Library, library_file
-from specdec.kernels.native.operations import NativeLayer, NativeOperations, NativeProjection
+from specdec.kernels.native.operations import NativeLayer, NativeMoves, NativeOperations, NativeProjection
 from specdec.kernels.native.packed_quantized import GROUP
 from specdec.kernels.native.target import NativeTarget
 from specdec.kernels.native.walks import NativeWalks
@@ -202,7 +202,7 @@ def native_kernels(library: Library, quantization: Quantization = "none") -> Ker
         rms_norm=operations.rms_norm,
         tree_attention=operations.tree_attention,
         filter_logits=operations.filter_logits,
-        entry_moves=operations.entry_moves,
+        entry_moves=partial(NativeMoves, library),
     )
 
 

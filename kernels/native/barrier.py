@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from ctypes import c_int, c_int64, c_uint64, c_void_p
 
-from specdec.kernels.native.library import address_of, numbers, opened_library
+from specdec.kernels.native.library import address_of, numbers, opened_calls
 
 
 class Barrier:
@@ -18,8 +18,8 @@ class Barrier:
     """
 
     def __init__(self, own: int, others: Sequence[int]) -> None:
-        self._call = opened_library().specdec_barrier_wait
-        self._call.restype, self._call.argtypes = c_int, [c_void_p, c_void_p, c_int64, c_uint64, c_int64]
+        signature = c_int, [c_void_p, c_void_p, c_int64, c_uint64, c_int64]
+        self._call = opened_calls("specdec_barrier", {"wait": signature})["wait"]
         self._others = numbers(others)
         self._given = own, address_of(self._others), len(others)
 

@@ -18,8 +18,9 @@ from specdec.kernels.native.library import (
     joined,
     numbers,
     padded_tables,
+    pointer_to,
 )
-from specdec.kernels.native.operations import NativeLayer, NativeProjection, RowAdapters, embedding_fields
+from specdec.kernels.native.operations import NativeProjection, RowAdapters, embedding_fields, layers_of, vectors_of
 from specdec.kernels.reference.noise import GumbelNoise
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.fused import BlockWeights, DraftingCache, DraftingRow, HeadWeights
@@ -108,8 +109,7 @@ class NativeTrees:
         given.most, given.least_reach = most, least_reach
         given.sizes, given.nodes, given.parents, given.ranks = lists[:4]
         given.tokens, given.starts, given.ends, given.firsts, given.tables, given.budgets, given.depths = lists[4:]
-        given.temperatures = None if temperatures is None else temperatures.data_ptr()
-        given.limits = None if limits is None else limits.data_ptr()
+        given.temperatures, given.limits = pointer_to(temperatures), pointer_to(limits)
         given.noise = None if noise is None else address_of(noise)
         given.values, given.adapters = address_of(values), None if adapters is None else address_of(adapters)
         self.library.call(self._name, self._head, given)
@@ -156,19 +156,14 @@ class NativeDrafting(NativeTrees):
         cache: DraftingCache,
     ) -> None:
         super().__init__(library, noise, vocab_size, cache)
-        layers = [layer for layer in head.layers if isinstance(layer, NativeLayer)]
-        assert len(layers) == len(head.layers)
+        layers, pointers = layers_of(head.layers)
         self.adapters = layers[0].adapters
         kind = WITHOUT_FEATURES
         if head.input is not None:
             kind = WITH_INPUT_PRODUCT
         elif head.state_norm is not None:
             kind = WITH_NORMS
-        norms = [
-            None if norm is None else norm.detach().float().contiguous()
-            for norm in (head.embed_norm, head.state_norm, head.norm)
-        ]
-        pointers = numbers([layer.address for layer in layers])
+        norms = vectors_of(head.embed_norm, head.state_norm, head.norm)
         given = head.input
         assert given is None or isinstance(given, NativeProjection)
         assert isinstance(output, NativeProjection)
@@ -183,9 +178,9 @@ class NativeDrafting(NativeTrees):
             head.eps,
             table,
             packed,
-            *(None if norm is None else norm.data_ptr() for norm in norms),
+            *map(pointer_to, norms),
             address_of(pointers),
-            None if tokens is None else tokens.data_ptr(),
+            pointer_to(tokens),
             MatrixFields() if given is None else given.fields,
             output.fields,
         )
@@ -215,12 +210,9 @@ class NativeBlockDrafting(NativeTrees):
         cache: DraftingCache,
     ) -> None:
         super().__init__(library, noise, vocab_size, cache)
-        layers = [layer for layer in head.layers if isinstance(layer, NativeLayer)]
-        assert len(layers) == len(head.layers)
+        layers, pointers = layers_of(head.layers)
         self.adapters = layers[0].adapters
-        given = head.hidden_norm, head.norm, head.key_norms
-        norms = [None if norm is None else norm.detach().float().contiguous() for norm in given]
-        pointers, causal = numbers([layer.address for layer in layers]), numbers(map(int, head.causal))
+        norms, causal = vectors_of(head.hidden_norm, head.norm, head.key_norms), numbers(map(int, head.causal))
         assert isinstance(head.context, NativeProjection)
         assert isinstance(output, NativeProjection)
         parts = [None if part is None else part.detach().contiguous() for part in (head.predecessors, head.successors)]
@@ -240,10 +232,10 @@ class NativeBlockDrafting(NativeTrees):
             head.eps,
             table,
             packed,
-            *(None if norm is None else norm.data_ptr() for norm in norms),
+            *map(pointer_to, norms),
             address_of(causal),
             address_of(pointers),
-            *(None if part is None else part.data_ptr() for part in (tokens, scorer_rows, *parts, *joint)),
+            *map(pointer_to, (tokens, scorer_rows, *parts, *joint)),
             head.context.fields,
             output.fields,
         )

@@ -3,7 +3,7 @@
 import ctypes
 import os
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int64, c_void_p
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -26,7 +26,6 @@ NO_OFFSETS, OFFSET_KINDS = 0, {"minima": 1, "zeros": 2}
 BLOCK = 16
 # Parts of an adapted product.
 MOST_PARTS = 3
-# Called with the number of a layer.
 # Forms of the library, the slowest first.
 FORMS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 NOT_BUILT = "the native kernels are not built: install a C compiler (gcc or clang), and specdec once more"
@@ -157,7 +156,8 @@ STRUCTURES = (
     MatrixFields, LayerFields, LoRAPartFields, LoRAFields, AdapterFields, StepFields, HeadFields, BlockFields,
     TargetFields, PassFields, DraftingFields, WalkFields,
 )  # fmt: skip
-_CALLS: dict[str, tuple[Any, list[Any]]] = {
+Signatures = Mapping[str, tuple[Any, list[Any]]]
+_CALLS: Signatures = {
     "open": (c_void_p, [c_char_p, c_int64, c_int64]),
     "close": (None, [c_void_p]),
     "form": (c_char_p, [c_void_p]),
@@ -218,6 +218,11 @@ def cache_layout(kv: Tensor) -> tuple[int, int, int]:
     return layer, KV_KINDS[kv.dtype], slot
 
 
+def pointer_to(tensor: Tensor | None) -> int | None:
+    """Return where a tensor's numbers lie, None for none."""
+    return None if tensor is None else tensor.data_ptr()
+
+
 def address_of(values: "array[int] | array[float]") -> int:
     """Return where the numbers lie."""
     return values.buffer_info()[0]
@@ -264,6 +269,22 @@ def opened_library() -> ctypes.CDLL:
     raise ValueError(f"{file} was built from other sources; {anew}")
 
 
+def opened_calls(prefix: str, signatures: Signatures) -> dict[str, Any]:
+    """Return calls of the library by their names without the prefix.
+
+    Args:
+        signatures: of each, the type of its result and those of its arguments.
+
+    Raises:
+        ValueError: see `opened_library`.
+    """
+    library, found = opened_library(), {}
+    for name, (result, arguments) in signatures.items():
+        found[name] = call = getattr(library, f"{prefix}_{name}")
+        call.restype, call.argtypes = result, arguments
+    return found
+
+
 def processor_forms() -> list[str]:
     """Return the forms of the library that this processor has, the slowest first; none where it is not built."""
 
@@ -295,12 +316,7 @@ class Library:
     """
 
     def __init__(self, threads: int, dtype: torch.dtype, form: str = "") -> None:
-        library = opened_library()
-        self._calls = {}
-        for name, (result, arguments) in _CALLS.items():
-            call = getattr(library, f"specdec_{name}")
-            call.restype, call.argtypes = result, arguments
-            self._calls[name] = call
+        self._calls = opened_calls("specdec", _CALLS)
         self.dtype, self.threads, self.weights = dtype, threads, HugePages()
         self._context = self._calls["open"](form.encode(), threads, KINDS[dtype])
         if not self._context:
@@ -323,59 +339,7 @@ class Library:
             self._calls["close"](self._context)
             self._context = None
 
-    def product(self, matrix: MatrixFields, x: Tensor, out: Tensor, step: StepFields | None = None) -> None:
-        """Multiply `x` `[rows, inputs]`, contiguous, with a packed weight into `out` `[rows, columns]`.
-
-        Args:
-            step: rows with adapters; None where there are none.
-        """
-        self.call("product", matrix, step, x.shape[0], x.data_ptr(), out.data_ptr())
-
-    def rows(self, matrix: MatrixFields, rows: Tensor, out: Tensor) -> None:
-        """Write rows of a weight of few bits, int64 `[count]`, into `out` `[count, inputs]`."""
-        self.call("rows", matrix, len(rows), rows.data_ptr(), out.data_ptr())
-
-    def layer(self, layer: LayerFields, step: StepFields, x: Tensor | None, residual: Tensor, out: Tensor) -> None:
-        """Run a decoder layer into `out`; see `FusedLayer`."""
-        inputs = None if x is None else x.data_ptr()
-        self.call("layer", layer, step, inputs, residual.data_ptr(), out.data_ptr())
-
-    def attend(
-        self,
-        step: StepFields,
-        kv_heads: int,
-        window: int,
-        slopes: Tensor | None,
-        scale: float,
-        query: Tensor,
-        out: Tensor,
-    ) -> None:
-        """Attend with `query` `[rows, heads, head_dim]`, contiguous, and `slopes` float32 `[heads]`."""
-        (_, heads, dim), given, own = query.shape, query.data_ptr(), out.data_ptr()
-        falling = None if slopes is None else slopes.data_ptr()
-        self.call("attend", heads, kv_heads, dim, window, falling, scale, step, given, own)
-
     def noise(self, keys: Sequence[NoiseKey], size: int, stream: Stream, lane: int, places: Sequence[int]) -> None:
         """Write the Gumbel noise of each key, float32 `[size]`, where it is to lie."""
         given, addresses = numbers(number for key in keys for number in key), numbers(places)
         self.call("noise", len(keys), size, address_of(given), stream, lane, address_of(addresses))
-
-    def filter(self, scores: Tensor, limits: Tensor) -> None:
-        """Drop tokens of `scores` `[rows, size]` by `limits` `[rows, 3]`, both float32 and contiguous, in place."""
-        self.call("filter", *scores.shape, scores.data_ptr(), limits.data_ptr())
-
-    def move(
-        self, kv: int, layers: int, layer_bytes: int, slot_bytes: int, count: int, source: int, target: int
-    ) -> None:
-        """Copy entries between slots of layers; all are read before any is written.
-
-        Args:
-            kv: where the first layer lies.
-            source: where the numbers of `count` slots lie; `target` likewise.
-        """
-        self.call("move", kv, layers, layer_bytes, slot_bytes, count, source, target)
-
-    def norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        """Norm the last dimension of `x`, contiguous, with a float32 weight."""
-        size = x.shape[-1]
-        self.call("norm", x.numel() // size, size, x.data_ptr(), weight.data_ptr(), eps, out.data_ptr())

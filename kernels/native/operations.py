@@ -17,13 +17,14 @@ from specdec.kernels.native.library import (
     address_of,
     cache_layout,
     joined,
+    numbers,
+    pointer_to,
 )
 from specdec.kernels.native.packed_matrix import PackedMatrix, blocks_in_turn
-from specdec.kernels.types.fused import LayerWeights
+from specdec.kernels.types.fused import FusedLayer, LayerWeights
 from specdec.kernels.types.quantized_tensor import QuantizedTensor
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.settings import Quantization
-from specdec.kernels.types.types import EntryMoves
 
 
 class RowAdapters(Protocol):
@@ -72,7 +73,8 @@ class NativeProjection:
         """Multiply: `[rows, in_features]` to `[rows, out_features]`."""
         out = x.new_empty(x.shape[0], self.size)
         if x.shape[0]:
-            self.library.product(self.packed.fields, x.contiguous(), out, self._adapted(x.shape[0]))
+            x, step = x.contiguous(), self._adapted(x.shape[0])
+            self.library.call("product", self.packed.fields, step, len(x), x.data_ptr(), out.data_ptr())
         return out
 
     def _adapted(self, rows: int) -> StepFields | None:
@@ -91,7 +93,8 @@ class PackedRows:
     def read(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """See `RowSource`."""
         out = torch.empty(len(rows), self.packed.fields.inputs, dtype=self.library.dtype)
-        self.library.rows(self.packed.fields, rows.contiguous(), out)
+        rows = rows.contiguous()
+        self.library.call("rows", self.packed.fields, len(rows), rows.data_ptr(), out.data_ptr())
         return out.to(dtype)
 
 
@@ -117,6 +120,18 @@ def embedding_fields(library: Library, embedding: Tensor) -> tuple[int | None, i
     return table.data_ptr(), None, table
 
 
+def layers_of(given: Sequence[FusedLayer]) -> "tuple[list[NativeLayer], array[int]]":
+    """Return layers as the library has prepared them, and their addresses."""
+    layers = [layer for layer in given if isinstance(layer, NativeLayer)]
+    assert len(layers) == len(given)
+    return layers, numbers(addressof(layer.fields) for layer in layers)
+
+
+def vectors_of(*given: Tensor | None) -> list[Tensor | None]:
+    """Return norms and other vectors as the library reads them."""
+    return [None if vector is None else vector.detach().float().contiguous() for vector in given]
+
+
 class NativeLayer:
     """A decoder layer in one call. It keeps its weights in packed form alone.
 
@@ -135,10 +150,9 @@ class NativeLayer:
         qkv, output = made(*weights.qkv), made(*weights.output)
         mlp = weights.mlp
         gate_up, down = made(*mlp.gate_up, order=order), made(*mlp.down, depth=len(order) // 2)
-        vectors = [
-            None if vector is None else vector.detach().float().contiguous()
-            for vector in (weights.input_norm, weights.query_norm, weights.key_norm, weights.post_norm, weights.slopes)
-        ]
+        vectors = vectors_of(
+            weights.input_norm, weights.query_norm, weights.key_norm, weights.post_norm, weights.slopes
+        )
         self._kept = (qkv, output, gate_up, down, vectors)
         self.fields = LayerFields(
             weights.heads,
@@ -147,17 +161,12 @@ class NativeLayer:
             hidden,
             weights.window,
             weights.eps,
-            *(None if vector is None else vector.data_ptr() for vector in vectors),
+            *map(pointer_to, vectors),
             qkv.fields,
             output.fields,
             gate_up.fields,
             down.fields,
         )
-
-    @property
-    def address(self) -> int:
-        """Address of `fields`, for a drafter or a pass."""
-        return addressof(self.fields)
 
     def __call__(
         self,
@@ -180,7 +189,7 @@ class NativeLayer:
             step.adapted = step.adapted or self.adapters.spans(rows.adapters, rows.query_lens)
             fields.layer, fields.spans, fields.adapted = self.number, len(step.adapted) // 3, address_of(step.adapted)
         out = torch.empty_like(residual)
-        self.library.layer(self.fields, fields, x, residual, out)
+        self.library.call("layer", self.fields, fields, pointer_to(x), residual.data_ptr(), out.data_ptr())
         return out
 
 
@@ -194,40 +203,31 @@ class StepRows:
     adapted: "array[int] | None" = None
 
     def __init__(self, rows: RaggedRows) -> None:
-        def numbers(values: Sequence[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int64)
-
         assert not rows.table_rows, "block tables stay on a device where graphs read them"
         request = [r for r, count in enumerate(rows.query_lens) for _ in range(count)]
-        self.tensors = [
-            numbers(request),
-            rows.block_tables.contiguous(),
-            rows.visible.contiguous(),
-            rows.ancestors.contiguous(),
-            numbers(rows.tree_starts),
-            numbers(rows.lengths),
-        ]
-        firsts = numbers(rows.firsts) if rows.firsts else None
+        self._kept, places = joined(request, rows.tree_starts, rows.lengths, rows.firsts)
+        self._tensors = [tensor.contiguous() for tensor in (rows.block_tables, rows.visible, rows.ancestors)]
+        tables, visible, ancestors = (tensor.data_ptr() for tensor in self._tensors)
         self.fields = StepFields(
-            len(request),
-            rows.ancestors.shape[1],
-            rows.block_tables.shape[1],
-            rows.block_size,
-            rows.first,
-            0,
-            0,
-            None,
-            *(tensor.data_ptr() for tensor in self.tensors),
+            rows=len(request),
+            words=rows.ancestors.shape[1],
+            table_blocks=rows.block_tables.shape[1],
+            block_size=rows.block_size,
+            first=rows.first,
+            request=places[0],
+            tables=tables,
+            visible=visible,
+            ancestors=ancestors,
+            tree_starts=places[1],
+            lengths=places[2],
+            firsts=places[3] if rows.firsts else None,
         )
-        if firsts is not None:
-            self.tensors.append(firsts)
-            self.fields.firsts = firsts.data_ptr()
 
     def over(self, kv: Tensor, scales: Tensor | None = None) -> StepFields:
         """Return the fields, with one layer's cache and the checkpoint's scales of it."""
         fields = self.fields
         _, fields.kv_kind, fields.slot_bytes = cache_layout(kv[None])
-        fields.kv, fields.kv_scales = kv.data_ptr(), None if scales is None else scales.data_ptr()
+        fields.kv, fields.kv_scales = kv.data_ptr(), pointer_to(scales)
         return fields
 
 
@@ -258,30 +258,32 @@ class NativeOperations:
         """See `specdec.kernels.triton.tree_attention`."""
         query, slopes = query.contiguous(), None if slopes is None else slopes.float()
         out = torch.empty_like(query)
-        self.library.attend(step_of(rows).over(kv, kv_scales), kv.shape[1] // 2, window, slopes, scale, query, out)
+        (_, heads, dim), step = query.shape, step_of(rows).over(kv, kv_scales)
+        sizes, places = (heads, kv.shape[1] // 2, dim, window), (query.data_ptr(), out.data_ptr())
+        self.library.call("attend", *sizes, pointer_to(slopes), scale, step, *places)
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `specdec.kernels.reference.elementwise.rms_norm`."""
         x = x.contiguous()
         out = torch.empty_like(x)
-        self.library.norm(x, weight, eps, out)
+        size = x.shape[-1]
+        self.library.call("norm", x.numel() // size, size, x.data_ptr(), weight.data_ptr(), eps, out.data_ptr())
         return out
 
     def filter_logits(self, scores: Tensor, limits: Tensor) -> Tensor:
         """See `specdec.kernels.triton.logit_filters`."""
         assert scores.dtype == limits.dtype == torch.float32
-        given = scores.contiguous()
-        self.library.filter(given, limits.contiguous())
+        given, limits = scores.contiguous(), limits.contiguous()
+        self.library.call("filter", *given.shape, given.data_ptr(), limits.data_ptr())
         return scores if given is scores else scores.copy_(given)
-
-    def entry_moves(self, parts: Sequence[Tensor]) -> EntryMoves:
-        """See `KernelSet.entry_moves`."""
-        return NativeMoves(self.library, parts)
 
 
 class NativeMoves:
-    """Moves of cache entries between slots, of all tensors given."""
+    """Moves of cache entries between slots, of all tensors given; see `KernelSet.entry_moves`.
+
+    All entries are read before any is written.
+    """
 
     def __init__(self, library: Library, parts: Sequence[Tensor]) -> None:
         self.library, self._parts = library, list(parts)
@@ -294,6 +296,6 @@ class NativeMoves:
     def __call__(self, source: Sequence[int], target: Sequence[int]) -> None:
         kept, ends = joined(source, target)
         for place in self._places:
-            self.library.move(*place, len(source), *ends)
+            self.library.call("move", *place, len(source), *ends)
         # Until here the library reads them.
         del kept

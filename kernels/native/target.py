@@ -15,8 +15,9 @@ from specdec.kernels.native.library import (
     joined,
     numbers,
     padded_tables,
+    pointer_to,
 )
-from specdec.kernels.native.operations import NativeLayer, NativeProjection, embedding_fields
+from specdec.kernels.native.operations import NativeProjection, embedding_fields, layers_of, vectors_of
 from specdec.kernels.types.fused import TargetCache, TargetWeights
 from specdec.kernels.types.tree import DraftTree, TreeRow
 
@@ -32,8 +33,7 @@ class NativeTarget:
 
     def __init__(self, library: Library, weights: TargetWeights, cache: TargetCache) -> None:
         self.library, self.cache = library, cache
-        layers = [layer for layer in weights.layers if isinstance(layer, NativeLayer)]
-        assert len(layers) == len(weights.layers)
+        layers, pointers = layers_of(weights.layers)
         features, feature, taps = NO_FEATURES, MatrixFields(), list[int]()
         if weights.features is not None:
             features = STATES_AS_FEATURES
@@ -42,27 +42,23 @@ class NativeTarget:
                 assert isinstance(product, NativeProjection)
                 features, feature, taps = TAPS_AS_FEATURES, product.fields, list(weights.features.taps)
         assert isinstance(weights.output, NativeProjection)
-        pointers, tapped = numbers([layer.address for layer in layers]), numbers(taps)
-        norm = weights.norm.detach().float().contiguous()
+        tapped, (norm,) = numbers(taps), vectors_of(weights.norm)
         table, packed, embedding = embedding_fields(library, weights.embedding)
         self._kept = (weights, layers, pointers, tapped, embedding, norm)
         self._vocab_size, self._adapters = weights.output.size, layers[0].adapters
         self._none = self._logits = cache.rotary.new_empty(0, self._vocab_size)
         self._rows, self._address = 0, 0
         bytes_of_layer, kind, bytes_of_slot = cache_layout(cache.kv)
-        rotary, kv, scales, features_kept = (
-            None if part is None else part.data_ptr() for part in (cache.rotary, cache.kv, cache.scales, cache.features)
-        )
         # Of every pass; what differs is set by `__call__`.
         self._pass = PassFields(
             block_size=cache.block_size,
             kv_bytes=bytes_of_layer,
             kv_kind=kind,
             slot_bytes=bytes_of_slot,
-            rotary=rotary,
-            kv=kv,
-            kv_scales=scales,
-            feature_cache=features_kept,
+            rotary=cache.rotary.data_ptr(),
+            kv=cache.kv.data_ptr(),
+            kv_scales=pointer_to(cache.scales),
+            feature_cache=pointer_to(cache.features),
         )
         self._target = TargetFields(
             weights.embedding.shape[1],
@@ -72,7 +68,7 @@ class NativeTarget:
             weights.eps,
             table,
             packed,
-            norm.data_ptr(),
+            pointer_to(norm),
             address_of(pointers),
             address_of(tapped),
             weights.output.fields,

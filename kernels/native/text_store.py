@@ -2,13 +2,12 @@
 
 from array import array
 from collections.abc import Sequence
-from ctypes import CDLL, c_int64, c_uint64, c_void_p
-from typing import Any
+from ctypes import c_int64, c_uint64, c_void_p
 
-from specdec.kernels.native.library import address_of, opened_library, room
+from specdec.kernels.native.library import Signatures, address_of, opened_calls, room
 from specdec.kernels.types.text_store import LONGEST, MOST_FOUND, FoundText, Space, num_pages
 
-_CALLS: dict[str, tuple[Any, list[Any]]] = {
+_CALLS: Signatures = {
     "open": (c_void_p, [c_int64]),
     "close": (None, [c_void_p]),
     "bytes": (c_int64, [c_void_p]),
@@ -33,7 +32,7 @@ class NativeTextStore:
     """
 
     def __init__(self, tokens: int) -> None:
-        calls = _calls_of(opened_library())
+        calls = opened_calls("specdec_store", _CALLS)
         self._append, self._find, self._touch, self._close = (
             calls[name] for name in ("append", "find", "touch", "close")
         )
@@ -70,13 +69,3 @@ class NativeTextStore:
     def touch(self, place: int) -> None:
         """See `TextStore.touch`."""
         self._touch(self._store, place)
-
-
-def _calls_of(library: CDLL) -> dict[str, Any]:
-    """Return the calls of a store."""
-    found = {}
-    for name, (result, arguments) in _CALLS.items():
-        call = getattr(library, f"specdec_store_{name}")
-        call.restype, call.argtypes = result, arguments
-        found[name] = call
-    return found

@@ -265,7 +265,7 @@ def test_closes_right_after_a_job() -> None:
     """No thread misses the end of its pool, however late it takes up the last job."""
     scores, limits = torch.zeros(8, 4096), torch.tensor([[0.1, 0, 1]] * 8)
     for _ in range(300):
-        Library(4, torch.float32).filter(scores, limits)
+        NativeOperations(Library(4, torch.float32)).filter_logits(scores, limits)
 
 
 def test_unsupported_settings_are_refused() -> None:

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specdec.kernels.native.library import Library
-from specdec.kernels.native.operations import NativeOperations
+from specdec.kernels.native.operations import NativeMoves, NativeOperations
 from specdec.kernels.reference import kv_copy as kv_copy_reference
 from specdec.kernels.reference import logit_filters as logit_filters_reference
 from specdec.kernels.reference.noise import GumbelNoise, gumbel
@@ -151,6 +151,6 @@ def test_moves(own: Library, moves: list[tuple[int, int]]) -> None:
     expected = kv.clone()
     kv_copy_reference.move_kv(expected, source, target)
     features, others = kv[1].clone(), expected[1]
-    NativeOperations(own).entry_moves([kv, features[None]])(source.tolist(), target.tolist())
+    NativeMoves(own, [kv, features[None]])(source.tolist(), target.tolist())
     assert kv.equal(expected)
     assert features.equal(others)
