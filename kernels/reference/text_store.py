@@ -5,6 +5,7 @@ chooses, the newest first. Lists are linked by numbers, as in C, so that a page 
 """
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,8 +34,6 @@ class _Page:
     before: int
     context: int
     after: int = NONE
-    older: int = NONE
-    newer: int = NONE
     used: int = 0
 
 
@@ -49,7 +48,8 @@ class PythonTextStore:
         self._num_pages = num_pages(tokens)
         places = self._buckets = self._num_pages * PAGE
         self._pages: list[_Page] = []
-        self._oldest = self._newest = NONE
+        # The page that was useful last comes last.
+        self._by_use = OrderedDict[int, None]()
         self._tokens = _numbers(places)
         # Neighbours of a place in the list of its bucket. `newer` of the newest is ~bucket.
         self._older, self._newer = [_numbers(places) for _ in ORDERS], [_numbers(places) for _ in ORDERS]
@@ -89,10 +89,7 @@ class PythonTextStore:
 
     def touch(self, place: int) -> None:
         """See `TextStore.touch`."""
-        page = place // PAGE
-        if self._pages[page].text != NONE and self._newest != page:
-            self._leave(page)
-            self._join(page)
+        self._by_use.move_to_end(place // PAGE)
 
     def _kept(self, found: list[tuple[int, int]], match: int, place: int) -> list[tuple[int, int]]:
         """Return the places found with one more, unless one of at least its match begins alike."""
@@ -153,7 +150,7 @@ class PythonTextStore:
         """Return a page that is free, as the last one of a text."""
         page = len(self._pages)
         if page == self._num_pages:
-            page = self._oldest
+            page, _ = self._by_use.popitem(last=False)
             self._give_up(page)
         # What was given up may be the page before.
         if before != NONE and self._pages[before].text != text:
@@ -161,7 +158,7 @@ class PythonTextStore:
         if before != NONE:
             self._pages[before].after = page
         self._pages[page : page + 1] = [_Page(text, space, before, min(context, ORDERS[-1]))]
-        self._join(page)
+        self._by_use[page] = None
         return page
 
     def _give_up(self, page: int) -> None:
@@ -173,30 +170,7 @@ class PythonTextStore:
             self._pages[own.before].after = NONE
         if own.after != NONE:
             self._pages[own.after].before = NONE
-        self._leave(page)
         own.text = NONE
-
-    def _leave(self, page: int) -> None:
-        """Take a page out of the list by use."""
-        own = self._pages[page]
-        if own.older == NONE:
-            self._oldest = own.newer
-        else:
-            self._pages[own.older].newer = own.newer
-        if own.newer == NONE:
-            self._newest = own.older
-        else:
-            self._pages[own.newer].older = own.older
-
-    def _join(self, page: int) -> None:
-        """Make a page the one that was useful last."""
-        own = self._pages[page]
-        own.older, own.newer = self._newest, NONE
-        if self._newest == NONE:
-            self._oldest = page
-        else:
-            self._pages[self._newest].newer = page
-        self._newest = page
 
 
 def _numbers(count: int) -> "array[int]":
