@@ -5,7 +5,7 @@ from torch import Tensor
 
 from specdec.kernels.native.huge_pages import HugePages
 from specdec.kernels.native.library import BLOCK, KINDS, MatrixFields
-from specdec.kernels.native.packed_quantized import Packed, blocks_at_a_time, pack_q8, pack_quantized
+from specdec.kernels.native.packed_quantized import Packed, blocks_at_a_time, pack_q8, pack_quantized, padded
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.quantized_tensor import QuantizedTensor
 from specdec.kernels.types.settings import Quantization
@@ -111,18 +111,11 @@ def pack(weight: Tensor, order: Tensor, depth: int, kind: torch.dtype, memory: H
     step = blocks_at_a_time(blocks, depth * BLOCK)
 
     def put(start: int) -> None:
-        columns = _columns(weight, order[start * BLOCK : (start + step) * BLOCK], depth, kind)
+        rows = order[start * BLOCK : (start + step) * BLOCK]
+        columns = padded(weight[rows.clamp_min(0)].to(kind), depth, rows)
         # A pair is moved as one number.
         units = columns.view(torch.int32) if pairs == 2 else columns
         packed[start : start + step] = units.view(-1, BLOCK, depth // pairs).transpose(1, 2)
 
     in_threads(put, range(0, blocks, step))
     return packed
-
-
-def _columns(weight: Tensor, rows: Tensor, depth: int, kind: torch.dtype) -> Tensor:
-    """Return rows of a weight, zeros for -1, with `depth` numbers each."""
-    columns = torch.zeros(len(rows), depth, dtype=kind)
-    columns[:, : weight.shape[1]] = weight[rows.clamp_min(0)]
-    columns[rows < 0] = 0
-    return columns

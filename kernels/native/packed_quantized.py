@@ -143,11 +143,11 @@ def blocks_at_a_time(blocks: int, numbers: int) -> int:
 
 def _put(places: Tensor, numbers: Tensor, order: Tensor) -> None:
     """Write numbers `[columns, groups]` as bytes `[blocks, groups, 16 * size]`; zeros for columns without a row."""
-    own = _padded(numbers, places.shape[1], order)
+    own = padded(numbers, places.shape[1], order)
     places.copy_(own.view(-1, BLOCK, places.shape[1]).transpose(1, 2).contiguous().view(torch.uint8))
 
 
-def _padded(numbers: Tensor, size: int, order: Tensor) -> Tensor:
+def padded(numbers: Tensor, size: int, order: Tensor) -> Tensor:
     """Return numbers `[columns, size]`, cut or with zeros behind them; zeros for columns without a row."""
     is_empty = order < 0
     if numbers.shape[1] == size and not is_empty.any():
@@ -161,16 +161,16 @@ def _padded(numbers: Tensor, size: int, order: Tensor) -> Tensor:
 def _put_numbers(places: Tensor, own: QuantizedRows, order: Tensor) -> None:
     """Write the groups' numbers of 16 columns as bytes `[blocks, groups, bytes]`; zeros for columns without a row."""
     groups, numbers = places.shape[1], own.numbers.view(torch.uint8)
-    padded = _padded(numbers, groups * own.group // (2 if own.kind == "uint4" else 1), order)
+    filled = padded(numbers, groups * own.group // (2 if own.kind == "uint4" else 1), order)
     if own.kind != "uint4":
-        places.view(-1, groups, own.group, BLOCK).copy_(padded.view(-1, BLOCK, groups, own.group).permute(0, 2, 3, 1))
+        places.view(-1, groups, own.group, BLOCK).copy_(filled.view(-1, BLOCK, groups, own.group).permute(0, 2, 3, 1))
         return
     if own.inputs % 2:
         # The last byte holds one number.
-        padded = padded.clone()
-        padded[:, own.inputs // 2] &= 15
+        filled = filled.clone()
+        filled[:, own.inputs // 2] &= 15
     # A word holds eight inputs, in the order 0, 2, 4, 6, 1, 3, 5, 7 of its bits.
-    even, odd = padded.view(-1, BLOCK, groups, own.group // 8, 2, 2).unbind(-1)
+    even, odd = filled.view(-1, BLOCK, groups, own.group // 8, 2, 2).unbind(-1)
     words = torch.cat([even & 15 | odd << 4, even >> 4 | odd & 0xF0], -1)
     places.view(-1, groups, own.group // 8, BLOCK, 4).copy_(words.permute(0, 2, 3, 1, 4))
 

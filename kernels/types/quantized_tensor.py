@@ -199,20 +199,18 @@ def joined(parts: Sequence[QuantizedRows]) -> QuantizedRows | None:
             group = math.gcd(*(part.group for part in parts))
             parts = [part.widened(group) for part in parts]
 
-    def cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    def cat(tensors: Sequence[Tensor | None]) -> Any:
         present = [each for each in tensors if each is not None]
         return _by_bytes(torch.cat, present) if present else None
 
-    first = parts[0]
-    nested = None
-    if first.nested is not None:
-        scales = cat([part.nested.scales for part in parts if part.nested])
-        assert scales is not None
-        nested = Nested(scales, cat([part.nested.minima for part in parts if part.nested]))
-    numbers, each = cat([part.numbers for part in parts]), cat([part.scales for part in parts])
-    assert numbers is not None
-    assert each is not None
-    return replace(first, numbers=numbers, scales=each, offsets=cat([part.offsets for part in parts]), nested=nested)
+    nested = [part.nested for part in parts if part.nested is not None]
+    return replace(
+        parts[0],
+        numbers=cat([part.numbers for part in parts]),
+        scales=cat([part.scales for part in parts]),
+        offsets=cat([part.offsets for part in parts]),
+        nested=Nested(cat([each.scales for each in nested]), cat([each.minima for each in nested])) if nested else None,
+    )
 
 
 def _by_bytes(change: Callable[[list[Tensor]], Tensor], tensors: list[Tensor]) -> Tensor:
@@ -252,11 +250,14 @@ class QuantizedTensor(Tensor):
 
     @staticmethod
     def __new__(cls, quantized: QuantizedRows, dtype: torch.dtype) -> "QuantizedTensor":
-        shape = (len(quantized), quantized.inputs)
+        return cls._around(Held(quantized), (len(quantized), quantized.inputs), dtype, quantized.device)
+
+    @classmethod
+    def _around(cls, held: Held, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> "QuantizedTensor":
         made: QuantizedTensor = Tensor._make_wrapper_subclass(
-            cls, shape, dtype=dtype, device=quantized.device, requires_grad=False
+            cls, shape, dtype=dtype, device=device, requires_grad=False
         )
-        made.held = Held(quantized)
+        made.held = held
         return made
 
     def __init__(self, quantized: QuantizedRows, dtype: torch.dtype) -> None:
@@ -291,11 +292,10 @@ class QuantizedTensor(Tensor):
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Return the whole weight as a plain tensor."""
+        rows = torch.arange(len(self), device=self.device)
         if self.source is not None:
-            return self.rows(torch.arange(len(self), device=self.device)).to(dtype)
-        parts = [
-            chosen_rows(self.stored(), part) for part in torch.split(torch.arange(len(self), device=self.device), 4096)
-        ]
+            return self.rows(rows).to(dtype)
+        parts = [chosen_rows(self.stored(), part) for part in torch.split(rows, 4096)]
         return torch.cat([part.dequantized().to(dtype) for part in parts])
 
     @classmethod
@@ -333,17 +333,8 @@ def chosen_rows(quantized: QuantizedRows, rows: Tensor) -> QuantizedRows:
     return quantized.map(chosen)
 
 
-def _like(given: QuantizedTensor, quantized: QuantizedRows) -> QuantizedTensor:
-    return QuantizedTensor(quantized, given.dtype)
-
-
 def _detach(given: QuantizedTensor) -> QuantizedTensor:
-    shape, dtype, device = given.shape, given.dtype, given.device
-    found: QuantizedTensor = Tensor._make_wrapper_subclass(
-        QuantizedTensor, shape, dtype=dtype, device=device, requires_grad=False
-    )
-    found.held = given.held
-    return found
+    return QuantizedTensor._around(given.held, given.shape, given.dtype, given.device)
 
 
 def _cat(tensors: list[Tensor], dim: int = 0) -> Tensor:
@@ -363,8 +354,8 @@ def _slice(given: QuantizedTensor, dim: int, start: int | None, stop: int | None
         assert dim == 0
         return given.rows(torch.arange(begin, end))
     if dim == 0:
-        return _like(given, given.stored().map(lambda each: each[begin:end]))
-    return _like(given, given.stored().columns(begin, end))
+        return QuantizedTensor(given.stored().map(lambda each: each[begin:end]), given.dtype)
+    return QuantizedTensor(given.stored().columns(begin, end), given.dtype)
 
 
 def _copy(
@@ -373,7 +364,7 @@ def _copy(
     if dtype is not None and dtype != given.dtype:
         return given.dequantized(dtype).to(device or given.device)
     moved = given.stored() if device is None else given.stored().map(lambda each: each.to(device))
-    return _like(given, moved)
+    return QuantizedTensor(moved, given.dtype)
 
 
 def _copy_into(target: Tensor, given: QuantizedTensor, non_blocking: bool = False) -> Tensor:  # noqa: ARG001
@@ -383,15 +374,9 @@ def _copy_into(target: Tensor, given: QuantizedTensor, non_blocking: bool = Fals
 
 def _index(given: QuantizedTensor, index: Sequence[Tensor]) -> Tensor:
     (rows,) = index
-    return given.rows(rows) if given.source is not None else _like(given, chosen_rows(given.stored(), rows))
-
-
-def _multiply(given: QuantizedTensor, other: Tensor) -> Tensor:
-    return plain(given) @ other
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(plain(one), plain(other))
+    if given.source is not None:
+        return given.rows(rows)
+    return QuantizedTensor(chosen_rows(given.stored(), rows), given.dtype)
 
 
 def _new_empty(given: Tensor, size: Sequence[int], dtype: torch.dtype | None = None, **_: Any) -> Tensor:
@@ -408,11 +393,11 @@ _OPERATIONS: dict[Any, Callable[..., Any]] = {
     _ATEN.cat.default: _cat,
     _ATEN.slice.Tensor: _slice,
     _ATEN.index.Tensor: _index,
-    _ATEN.mm.default: _multiply,
+    _ATEN.mm.default: lambda weight, other: plain(weight) @ other,
     _ATEN.embedding.default: lambda weight, indices, *_: weight.rows(indices),
     _ATEN._to_copy.default: _copy,
     _ATEN.copy_.default: _copy_into,
-    _ATEN.equal.default: _equal,
+    _ATEN.equal.default: lambda one, other: torch.equal(plain(one), plain(other)),
     _ATEN.new_empty.default: _new_empty,
     _ATEN.empty_like.default: _empty_like,
 }
