@@ -8,12 +8,13 @@ from torch import Tensor
 
 from specdec.kernels.triton.attention_plan import (
     AttentionGeometry,
+    Capture,
+    PlanRoom,
     best_height,
     chip_of,
     configs_of,
     reachable_heights,
 )
-from specdec.kernels.triton.plan_buffer import Capture, PlanRoom
 from specdec.kernels.types.adapters import ADAPTED, AdapterBuffer, AdapterRows, fill_adapted
 from specdec.kernels.types.device_tables import DeviceTables
 from specdec.kernels.types.draft_trees import DraftTrees

@@ -13,13 +13,14 @@ from specdec.draft_heads.drafting.tree_draw import TreeDraw
 from specdec.draft_heads.drafting.tree_search import Searched
 from specdec.kernels.triton.attention_plan import (
     AttentionGeometry,
+    Capture,
+    PlanRoom,
     best_height,
     cheapest_height,
     chip_of,
     configs_of,
     seen_more,
 )
-from specdec.kernels.triton.plan_buffer import Capture, PlanRoom
 from specdec.kernels.types.adapters import ADAPTED, AdapterBuffer, AdapterRows, fill_adapted
 from specdec.kernels.types.device_tables import DeviceTables
 from specdec.kernels.types.draft_trees import HostTrees

@@ -32,7 +32,7 @@ from specdec.verify.verifier import noise_key, noise_keys
 if TYPE_CHECKING:
     # Importing it imports Triton, which an engine on plain torch does not need.
     from specdec.draft_heads.drafting.draft_graphs import DraftGraphs, LoopGraphs, Unread
-    from specdec.kernels.triton.plan_buffer import Capture
+    from specdec.kernels.triton.attention_plan import Capture
 
 # What the loop over levels carries from one level to the next.
 State = TypeVar("State")

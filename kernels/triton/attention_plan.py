@@ -1,18 +1,23 @@
-"""The attention kernel's work plan for a step: tiles of query rows, cut along the context where they take long."""
+"""The attention kernel's work plan for a step: tiles of query rows, cut along the context where they take long.
+
+Replayed CUDA graphs find plans in memory at a fixed address (`PlanRoom`).
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import RaggedRows
-from specdec.kernels.types.upload import Packet
+from specdec.kernels.types.upload import Packet, PacketLayout
 
+# Captures some work, and returns its replay, which reads and writes the same memory each time.
+Capture = Callable[[Callable[[], Any]], Callable[[], Any]]
 # Least context of a part, in entries. One request of 1,024 entries takes 14 us a layer on an H100 with 64, 19 with 256.
 MIN_PART = 64
 # Height of a tile at which arithmetic takes about as long as reading its keys does, on an A100 or H100.
@@ -267,3 +272,59 @@ def cheapest_height(query_lens: Sequence[int], lengths: Sequence[int], group: in
         return (BALANCED_HEIGHT + height) * read
 
     return min((height for height in configs if height >= group), key=cost)
+
+
+def most_tiles(rows: int, requests: int, per_tile: int) -> int:
+    """Return the largest number of tiles of `per_tile` rows for `rows` rows of at most `requests` requests."""
+    requests = min(rows, requests)
+    return requests + (rows - requests) // per_tile
+
+
+class PlanRoom:
+    """The plans of captured attention, one for each geometry: their sizes, and their place among a graph's inputs.
+
+    Unused items and joins, which are zeros, have no rows and do nothing.
+
+    Args:
+        geometries: geometries of the layers' attention, one per window.
+        height: height of the tiles.
+        rows: most query rows.
+        requests: most requests that they belong to.
+
+    Attributes:
+        layout: how the plans lie in memory.
+    """
+
+    def __init__(
+        self, geometries: Sequence[AttentionGeometry], height: int, rows: int, requests: int, chip: Chip
+    ) -> None:
+        self.geometries, self.height, self.chip = geometries, height, chip
+        self.layout = PacketLayout()
+        self._capacities = list[PlanCapacity]()
+        for one in geometries:
+            tiles = most_tiles(rows, requests, max(height // one.group, 1))
+            capacity = PlanCapacity.of(tiles, one.kv_heads, chip.processors)
+            self._capacities.append(capacity)
+            self.layout.add(capacity.items, ITEM, dtype=torch.int32)
+            self.layout.add(capacity.joins, JOIN, dtype=torch.int32)
+
+    def plans(self, memory: Tensor) -> dict[AttentionGeometry, Plan]:
+        """Return the plans to capture with, in memory of the layout's size."""
+        views = self.layout.views(memory)
+        return {
+            one: Plan(self.height, configs_of(one, self.chip)[self.height], items, joins, capacity.parts)
+            for one, capacity, items, joins in zip(
+                self.geometries, self._capacities, views[::2], views[1::2], strict=True
+            )
+        }
+
+    def add(self, rows: RaggedRows, packet: Packet) -> Tensor:
+        """Add the plans of rows to a packet; return them as bytes, which lie as in the layout."""
+        memory = packet.begin(self.layout)
+        for one, capacity in zip(self.geometries, self._capacities, strict=True):
+            configs = configs_of(one, self.chip)
+            plan = Plan.make(rows, one, configs, self.chip.processors, self.height, packet, capacity)
+            assert len(plan.items) <= capacity.items
+            assert len(plan.joins) <= capacity.joins
+            assert plan.num_parts <= capacity.parts
+        return memory

@@ -19,7 +19,6 @@ from specdec.kernels.triton.kv_codes import CODE_UNITS, CODES, decode
 from specdec.kernels.types.kv_entries import LARGEST, scales_of, stores_scales
 from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.types.types import DTYPES
-from specdec.kernels.types.upload import Packet
 
 HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)
 MAX_WORDS = 2
@@ -94,11 +93,8 @@ def tree_attention(
     return output
 
 
-def plan_of(rows: RaggedRows, heads: AttentionGeometry, packet: Packet | None = None) -> Plan:
+def plan_of(rows: RaggedRows, heads: AttentionGeometry) -> Plan:
     """Return the work plan of these rows, made at the first call.
-
-    Args:
-        packet: see `Plan.make`.
 
     Raises:
         ValueError: more query heads per KV head than the kernel was made for.
@@ -106,7 +102,7 @@ def plan_of(rows: RaggedRows, heads: AttentionGeometry, packet: Packet | None = 
     plan: Plan | None = rows.plans.get(heads)
     if plan is None:
         chip = chip_of(rows.visible.device)
-        plan = rows.plans[heads] = Plan.make(rows, heads, configs_of(heads, chip), chip.processors, packet=packet)
+        plan = rows.plans[heads] = Plan.make(rows, heads, configs_of(heads, chip), chip.processors)
     return plan
 
 

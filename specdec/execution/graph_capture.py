@@ -14,8 +14,7 @@ from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.execution.dummy_rows import dummy_batch, dummy_draft_rows
 from specdec.execution.model_runner import ModelRunner
-from specdec.kernels.triton.attention_plan import AttentionGeometry
-from specdec.kernels.triton.plan_buffer import Capture
+from specdec.kernels.triton.attention_plan import AttentionGeometry, Capture
 from specdec.kernels.types.device_tables import DeviceTables
 from specdec.kernels.types.integers import ceil_div, next_power_of_2
 from specdec.kernels.types.upload import Packet

@@ -25,9 +25,9 @@ from specdec.kernels.triton.attention_plan import (
     Plan,
     PlanCapacity,
     best_height,
+    most_tiles,
     reachable_heights,
 )
-from specdec.kernels.triton.plan_buffer import most_tiles
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.integers import ceil_div, next_power_of_2
 from specdec.kernels.types.ragged_rows import RaggedRows
