@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.triton.gumbel_argmax import best_of_parts, best_token
-from specdec.kernels.types.types import NoiseColumns, PackedTrees, Walk
+from specdec.kernels.types.types import DraftProbs, NoiseColumns, PackedTrees, Walk
 
 # Smaller trees take no less time, and would each have to be compiled for; their sizes change from step to step.
 LEAST_NODES, LEAST_DEPTH = 64, 8
@@ -29,17 +29,9 @@ def coupled_walk(scores: Tensor, trees: PackedTrees, noise: NoiseColumns) -> Wal
     Raises:
         ValueError: shapes, strides or dtypes are others.
     """
+    check_trees(scores, trees)
     tokens, parents, starts, max_nodes, max_depth = trees
     rows = starts.numel() - 1
-    if tokens.shape != parents.shape or len(scores) != rows + tokens.numel():
-        raise ValueError(
-            f"{len(scores)} rows of scores, {tokens.numel()} nodes, {parents.numel()} parents and {rows} rows "
-            "do not fit each other"
-        )
-    given = (tokens, parents, starts)
-    if {part.dtype for part in given} != {torch.int64} or not all(part.is_contiguous() for part in given):
-        kinds = [(part.dtype, part.stride()) for part in given]
-        raise ValueError(f"tokens, parents and starts are {kinds}: all must be int64 in one piece")
     best = best_of_parts(scores, noise)
     walk = empty_walk(rows, max_depth, scores.device)
     nodes, depth = block_sizes(max_nodes, max_depth)
@@ -50,6 +42,31 @@ def coupled_walk(scores: Tensor, trees: PackedTrees, noise: NoiseColumns) -> Wal
             BLOCK=nodes, BLOCK_DEPTH=depth, num_warps=1,
         )  # fmt: skip
     return walk
+
+
+def check_trees(scores: Tensor, trees: PackedTrees, draft_probs: DraftProbs | None = None) -> None:
+    """Check that the trees of a walk fit its scores.
+
+    Raises:
+        ValueError: naming what does not fit.
+    """
+    rows, count = trees.starts.numel() - 1, len(scores)
+    nodes = count - rows
+    columns = {"starts": (trees.starts, rows + 1), "tokens": (trees.tokens, nodes), "parents": (trees.parents, nodes)}
+    if draft_probs is not None:
+        table = draft_probs.table
+        columns["draft_probs.rows"] = draft_probs.rows, count
+        if table.shape[1:] != scores.shape[1:] or table.dtype != torch.float32 or table.stride(1) != 1:
+            raise ValueError(
+                f"draft_probs {tuple(table.shape)} {table.dtype}, strides {table.stride()}: not float32 of "
+                f"{scores.shape[1]} columns, as there are scores"
+            )
+    for name, (part, size) in columns.items():
+        if part.shape != (size,) or part.dtype != torch.int64 or not part.is_contiguous():
+            raise ValueError(
+                f"{name} {tuple(part.shape)} {part.dtype}, strides {part.stride()}: not {size} of int64 in one piece, "
+                f"as there are {count} scores of {rows} rows"
+            )
 
 
 def block_sizes(max_nodes: int, max_depth: int) -> tuple[int, int]:

@@ -5,12 +5,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.triton.coupled_walk import block_sizes, empty_walk
+from specdec.kernels.triton.coupled_walk import block_sizes, check_trees, empty_walk
+from specdec.kernels.triton.gumbel_argmax import check_rows
 from specdec.kernels.triton.residual import (
     BLOCK_SIZE,
     COIN,
     RESIDUAL,
-    check_walk,
     draft_probs_of,
     draw,
     left,
@@ -51,9 +51,11 @@ def rejection_walk(scores: Tensor, draft_probs: DraftProbs | None, trees: Packed
     Raises:
         ValueError: shapes, strides or dtypes are others.
     """
-    check_walk(scores, draft_probs, trees, noise)
     *parts, max_nodes, max_depth = trees
-    rows, vocab = trees.starts.numel() - 1, scores.shape[1]
+    rows = trees.starts.numel() - 1
+    check_rows(scores, noise, rows)
+    check_trees(scores, trees, draft_probs)
+    vocab = scores.shape[1]
     walk = empty_walk(rows, max_depth, scores.device)
     if rows:
         block, (nodes, depth) = min(triton.next_power_of_2(vocab), BLOCK_SIZE), block_sizes(max_nodes, max_depth)

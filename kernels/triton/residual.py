@@ -14,10 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.triton.gumbel_argmax import check_rows
 from specdec.kernels.triton.philox import philox_words
 from specdec.kernels.triton.score_keys import INFINITY, score_keys, scores_of
-from specdec.kernels.types.types import DraftProbs, NoiseColumns, PackedTrees, Stream
+from specdec.kernels.types.types import Stream
 
 # Tokens of a part, which a program reads at once.
 BLOCK_SIZE = 4096
@@ -25,33 +24,6 @@ BLOCK_SIZE = 4096
 COIN = tl.constexpr(int(Stream.COIN))
 RESIDUAL = tl.constexpr(int(Stream.RESIDUAL))
 GRID = tl.constexpr(2.0**-53)
-
-
-def check_walk(scores: Tensor, draft_probs: DraftProbs | None, trees: PackedTrees, noise: NoiseColumns) -> None:
-    """Check that the arguments of a walk fit each other.
-
-    Raises:
-        ValueError: naming what does not fit.
-    """
-    rows = trees.starts.numel() - 1
-    check_rows(scores, noise, rows)
-    count, vocab = scores.shape
-    nodes = count - rows
-    columns = {"starts": (trees.starts, rows + 1), "tokens": (trees.tokens, nodes), "parents": (trees.parents, nodes)}
-    if draft_probs is not None:
-        table = draft_probs.table
-        columns["draft_probs.rows"] = draft_probs.rows, count
-        if table.shape[1:] != (vocab,) or table.dtype != torch.float32 or table.stride(1) != 1:
-            raise ValueError(
-                f"draft_probs {tuple(table.shape)} {table.dtype}, strides {table.stride()}: not float32 of {vocab} "
-                "columns, as there are scores"
-            )
-    for name, (part, size) in columns.items():
-        if part.shape != (size,) or part.dtype != torch.int64 or not part.is_contiguous():
-            raise ValueError(
-                f"{name} {tuple(part.shape)} {part.dtype}, strides {part.stride()}: not {size} of int64 in one piece, "
-                f"as there are {count} scores of {rows} rows"
-            )
 
 
 def statistics(scores: Tensor, block: int, num_warps: int) -> tuple[Tensor, Tensor]:

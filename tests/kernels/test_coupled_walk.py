@@ -171,7 +171,9 @@ def test_no_token_is_carried_by_no_child() -> None:
 def test_misfits_are_refused() -> None:
     scores, noise = scores_for([0] * 4, VOCAB)
     nodes, starts = (torch.zeros(size, dtype=torch.int64, device=DEVICE) for size in (3, 2))
-    with pytest.raises(ValueError, match="4 rows of scores, 2 nodes, 3 parents and 1 rows"):
+    with pytest.raises(
+        ValueError, match=r"tokens \(2,\) .*: not 3 of int64 in one piece, as there are 4 scores of 1 rows"
+    ):
         coupled_walk(scores, PackedTrees(nodes[:2], nodes, starts, 3, 3), noise)
     with pytest.raises(ValueError, match="int32"):
         coupled_walk(scores, PackedTrees(nodes.int(), nodes, starts, 3, 3), noise)
