@@ -18,12 +18,22 @@ from specdec.kernels.native.library import (
     LoRAPartFields,
     numbers,
 )
-from specdec.kernels.native.operations import NativeLayer, NativeProjection
 from specdec.kernels.native.packed_matrix import PackedMatrix
 from specdec.kernels.types.adapters import LayerAdapter, LowRank
 from specdec.kernels.types.fused import FusedLayer
 from specdec.kernels.types.product import Product
 from specdec.kernels.types.ragged_rows import RaggedRows
+
+
+class Adaptable:
+    """A layer or product that adapters may stand beside.
+
+    Attributes:
+        adapters: those of its model, among which it has a `number`; None without.
+    """
+
+    adapters: "NativeAdapters | None" = None
+    number = 0
 
 
 class NativeAdapters:
@@ -34,7 +44,7 @@ class NativeAdapters:
         context: a product beside the layers, whose adapter comes behind theirs, under the name "qkv"; None without.
 
     Attributes:
-        running: see `RowAdapters`.
+        running: the adapted rows of products of no layer, as `spans` returns them.
     """
 
     def __init__(self, library: Library, layers: Sequence[FusedLayer], context: Product | None = None) -> None:
@@ -42,12 +52,9 @@ class NativeAdapters:
         self.running = numbers([])
         # By place: its layers' fields, and the matrices that these point to.
         self._places: dict[int, tuple[ctypes.Array[AdapterFields], list[PackedMatrix]]] = {}
-        for number, layer in enumerate(layers):
-            assert isinstance(layer, NativeLayer)
-            layer.adapters, layer.number = self, number
-        if context is not None:
-            assert isinstance(context, NativeProjection)
-            context.adapters, context.number = self, len(layers)
+        for number, each in enumerate((*layers, *([] if context is None else [context]))):
+            assert isinstance(each, Adaptable)
+            each.adapters, each.number = self, number
 
     def put(self, place: int, layers: Sequence[LayerAdapter]) -> None:
         """See `AdapterBank.put`."""

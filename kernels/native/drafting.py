@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from specdec.kernels.native.adapters import NativeAdapters
 from specdec.kernels.native.library import (
     BlockFields,
     DraftingFields,
@@ -20,7 +21,7 @@ from specdec.kernels.native.library import (
     padded_tables,
     pointer_to,
 )
-from specdec.kernels.native.operations import NativeProjection, RowAdapters, embedding_fields, layers_of, vectors_of
+from specdec.kernels.native.operations import NativeProjection, embedding_fields, layers_of, vectors_of
 from specdec.kernels.reference.noise import GumbelNoise
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.fused import BlockWeights, DraftingCache, DraftingRow, HeadWeights
@@ -48,7 +49,7 @@ class NativeTrees:
     # The library's drafter, and its head.
     _name: str
     _head: HeadFields | BlockFields
-    adapters: RowAdapters | None = None
+    adapters: NativeAdapters | None = None
 
     def __init__(self, library: Library, noise: GumbelNoise, vocab_size: int, cache: DraftingCache) -> None:
         self.library, self.noise, self.vocab_size, self.cache = library, noise, vocab_size, cache

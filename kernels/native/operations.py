@@ -4,11 +4,11 @@ from array import array
 from collections.abc import Sequence
 from ctypes import addressof
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from specdec.kernels.native.adapters import Adaptable
 from specdec.kernels.native.library import (
     LayerFields,
     Library,
@@ -27,35 +27,16 @@ from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.settings import Quantization
 
 
-class RowAdapters(Protocol):
-    """Adapters of layers, as `native.adapters` keeps them.
-
-    Attributes:
-        running: the adapted rows of products of no layer, as `spans` returns them.
-    """
-
-    running: "array[int]"
-
-    def spans(self, adapters: Sequence[int], counts: Sequence[int]) -> "array[int]": ...
-
-    def addresses(self, adapters: Sequence[int]) -> "array[int]": ...
-
-
-class NativeProjection:
+class NativeProjection(Adaptable):
     """`x @ weight.T + bias` with the weight packed for the library.
 
     Args:
         weight: `[out_features, in_features]`.
         bias: `[out_features]` or None.
         quantization: of the weight; see `PackedMatrix`.
-
-    Attributes:
-        adapters: those beside the product, among which it has a `number`; None without.
     """
 
     keeps_weight = False
-    adapters: RowAdapters | None = None
-    number = 0
 
     def __init__(
         self, library: Library, weight: Tensor, bias: Tensor | None = None, quantization: Quantization = "none"
@@ -132,15 +113,8 @@ def vectors_of(*given: Tensor | None) -> list[Tensor | None]:
     return [None if vector is None else vector.detach().float().contiguous() for vector in given]
 
 
-class NativeLayer:
-    """A decoder layer in one call. It keeps its weights in packed form alone.
-
-    Attributes:
-        adapters: of a model's layers, of which this is the one with `number`; None without.
-    """
-
-    adapters: RowAdapters | None = None
-    number = 0
+class NativeLayer(Adaptable):
+    """A decoder layer in one call. It keeps its weights in packed form alone."""
 
     def __init__(self, library: Library, weights: LayerWeights, quantization: Quantization = "none") -> None:
         self.library = library
