@@ -195,15 +195,15 @@ class Forced:
 
     def forced(self, walk: Walk, trees: Any) -> Walk:
         """Return a walk down the last of the deepest nodes that may be accepted."""
-        columns = trees.batch.table
+        _, parents, depths, *_ = trees.batch.table
         most = min(self.accepted, walk.paths.shape[1])
-        places = torch.arange(columns.depths.shape[1], device=columns.depths.device)
+        places = torch.arange(depths.shape[1], device=depths.device)
         sizes = upload(trees.batch.sizes, places.device)[:, None]
-        node = torch.where((columns.depths <= most) & (places < sizes), places, -1).amax(1, keepdim=True)
-        lengths = torch.where(node >= 0, columns.depths.gather(1, node.clamp_min(0)), 0)[:, 0]
+        node = torch.where((depths <= most) & (places < sizes), places, -1).amax(1, keepdim=True)
+        lengths = torch.where(node >= 0, depths.gather(1, node.clamp_min(0)), 0)[:, 0]
         path = [node]
         for _ in range(max(most - 1, 0)):
-            path.append(torch.where(path[-1] >= 0, columns.parents.gather(1, path[-1].clamp_min(0)), -1))
+            path.append(torch.where(path[-1] >= 0, parents.gather(1, path[-1].clamp_min(0)), -1))
         # From the deepest node upwards, and roots last.
         paths = torch.full_like(walk.paths, -1)
         if most:

@@ -47,11 +47,11 @@ def _best_nodes(sizes: Sizes, rows: int, device: torch.device) -> Case:
     given = SearchedLevels(values, tokens, best, *bounds)
 
     return Case(
-        run=lambda: tuple(best_nodes(given, most, tree.branching)),
-        twin=lambda: tuple(reference.best_nodes(given, most, tree.branching)),
+        run=lambda: best_nodes(given, most, tree.branching),
+        twin=lambda: reference.best_nodes(given, most, tree.branching),
         num_bytes=rows * (count + 5 * most) * NUMBER,
         bound=EXACT,
-        peers={"torch": Peer(lambda: tuple(reference.best_nodes(given, most, tree.branching)))},
+        peers={"torch": Peer(lambda: reference.best_nodes(given, most, tree.branching))},
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_search import TreeLevels
-from specdec.kernels.types.device_trees import NO_PROBS, DeviceNodes, DeviceTrees, NodeTable
+from specdec.kernels.types.device_trees import NO_PROBS, DeviceNodes, DeviceTrees, node_table
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.tree_search import Frontier, SearchKernels
@@ -135,7 +135,7 @@ class TreeDraw(TreeLevels):
         draft_probs = DraftProbs(
             table.flatten(0, 1), torch.where(probs == NO_PROBS, probs, probs + first)[:, : 1 + most]
         )
-        return DeviceTrees(DeviceNodes.made(NodeTable.of(columns, len(widths)), sizes, len(widths), probs=draft_probs))
+        return DeviceTrees(DeviceNodes.made(node_table(columns, len(widths)), sizes, len(widths), probs=draft_probs))
 
     def host_trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> HostTrees:
         """Return per row as many whole levels as `budget` nodes and `max_depth` allow, with the q of each parent."""

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from specdec.kernels.types.device_trees import NodeTable
+from specdec.kernels.types.device_trees import NodeTable, node_table
 from specdec.kernels.types.tree_search import Frontier, SearchedLevel, SearchedLevels
 from specdec.kernels.types.types import ROOT, TopK
 
@@ -56,4 +56,4 @@ def best_nodes(levels: SearchedLevels, most: int, width: int) -> NodeTable:
         (level[safe] + 1).masked_fill(beyond, 1),
         ranks.masked_fill(beyond, 0),
     )
-    return NodeTable.of(columns, num_levels)
+    return node_table(columns, num_levels)

@@ -79,7 +79,7 @@ def best_nodes(levels: SearchedLevels, most: int, width: int) -> NodeTable:
         values, tokens, best, counts, reach, numbers, most, COUNT=count, LEVELS=best.shape[1] + 1, WIDTH=width,
         WORDS=words, BLOCK=block, PART=PART, num_warps=_warps(block),
     )  # fmt: skip
-    return NodeTable(numbers)
+    return numbers
 
 
 def _warps(block: int) -> int:

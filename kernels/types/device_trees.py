@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,49 +19,19 @@ from specdec.kernels.types.upload import Download, Packet, upload
 NO_PROBS = -1
 
 
-class NodeTable(NamedTuple):
-    """The nodes of one tree per row, parents before children; entries behind them have no meaning.
+# The nodes of one tree per row, parents before children, int64 `[4 + words, rows, most]`: tokens; the place of each
+# node's parent, `ROOT` for a child of the root; depths; ranks, as `DraftTree.ranks`; and the words of each node's
+# ancestors, itself included. Entries behind a row's nodes have no meaning.
+NodeTable = Tensor
 
-    Attributes:
-        numbers: int64 `[4 + words, rows, most]`, the columns below, in one piece, and the words of each node's
-            ancestors.
+
+def node_table(columns: Sequence[Tensor], depth: int) -> NodeTable:
+    """Return the table of trees of at most `depth` levels.
+
+    Args:
+        columns: tokens, parents, depths and ranks, int64 `[rows, most]`.
     """
-
-    numbers: Tensor
-
-    @staticmethod
-    def of(columns: Sequence[Tensor], depth: int) -> "NodeTable":
-        """Return the table of trees of at most `depth` levels.
-
-        Args:
-            columns: tokens, parents, depths and ranks, int64 `[rows, most]`.
-        """
-        return NodeTable(torch.cat([torch.stack([*columns]), ancestors_of(columns[1], depth).permute(2, 0, 1)]))
-
-    @property
-    def tokens(self) -> Tensor:
-        """Int64 `[rows, most]`."""
-        return self.numbers[0]
-
-    @property
-    def parents(self) -> Tensor:
-        """Int64 `[rows, most]`, the place of each node's parent, `ROOT` for a child of the root."""
-        return self.numbers[1]
-
-    @property
-    def depths(self) -> Tensor:
-        """Int64 `[rows, most]`."""
-        return self.numbers[2]
-
-    @property
-    def ranks(self) -> Tensor:
-        """Int64 `[rows, most]`, as `DraftTree.ranks`."""
-        return self.numbers[3]
-
-    @property
-    def ancestors(self) -> Tensor:
-        """The nodes on the path to each node as bit sets, int64 `[rows, most, words]`."""
-        return self.numbers[4:].permute(1, 2, 0)
+    return torch.cat([torch.stack([*columns]), ancestors_of(columns[1], depth).permute(2, 0, 1)])
 
 
 class DeviceNodes:
@@ -93,13 +63,12 @@ class DeviceNodes:
         self.drawn = [probs is not None] * len(sizes) if drawn is None else drawn
         self.chained = [0] * len(sizes) if chained is None else chained
         self.host: list[list[int]] | None = None
-        self._paths: Tensor | None = None
         self._chosen: dict[tuple[int, ...], _ChosenNodes] = {}
 
     @staticmethod
     def made(table: NodeTable, sizes: Sequence[int], depth: int, **given: Any) -> "DeviceNodes":
         """Return nodes that are there."""
-        return DeviceNodes(lambda: table, sizes, depth, table.numbers.shape[2], **given)
+        return DeviceNodes(lambda: table, sizes, depth, table.shape[2], **given)
 
     @cached_property
     def table(self) -> NodeTable:
@@ -113,20 +82,27 @@ class DeviceNodes:
         most, depth = max(sizes), max(max(tree.depths, default=0) for tree in trees)
         parts = [(tree.tokens, tree.parents, tree.depths, tree.ranks or range(len(tree))) for tree in trees]
         rows = [[[*part, *[0] * (most - len(part))] for part in each] for each in parts]
-        table = NodeTable.of(upload(rows, device).view(len(trees), 4, most).unbind(1), depth)
+        table = node_table(upload(rows, device).view(len(trees), 4, most).unbind(1), depth)
         return DeviceNodes.made(table, sizes, depth, chained=[tree.num_chained for tree in trees])
 
     @property
     def read_by_host(self) -> tuple[Tensor, Tensor, Tensor]:
         """The parts that the host reads: tokens, parents and ranks."""
-        return self.table.tokens, self.table.parents, self.table.ranks
+        tokens, parents, _, ranks = self.table[:4]
+        return tokens, parents, ranks
 
-    @property
+    @cached_property
     def paths(self) -> Tensor:
         """Tokens on the way to the root and to each node, int64 `[rows, 1 + most, depth]`, padded with -1."""
-        if self._paths is None:
-            self._paths = _paths(self.table, self.depth)
-        return self._paths
+        (tokens, parents, depths, *_), rows = self.table, len(self.sizes)
+        place = torch.arange(self.depth, device=tokens.device)
+        own = torch.where(place == depths[:, :, None] - 1, tokens[:, :, None], -1)
+        root = own.new_full((rows, 1, self.depth), -1)
+        above = (parents + 1)[:, :, None].expand(-1, -1, self.depth)
+        paths = torch.cat([root, own], 1)
+        for _ in range(self.depth - 1):
+            paths = torch.cat([root, torch.where(own >= 0, own, paths.gather(1, above))], 1)
+        return paths
 
     def chosen(self, rows: Sequence[int], packet: Packet) -> "_ChosenNodes":
         """Return the nodes of some rows' trees; packing, noise and verification ask for the same."""
@@ -148,8 +124,8 @@ class DeviceNodes:
     def concat(self, other: "DeviceNodes") -> "DeviceNodes":
         """Return these trees, followed by the others."""
         both = (self, other)
-        most, device = max(nodes.most for nodes in both), self.table.numbers.device
-        columns = [[pad(part, (0, most - nodes.most)) for part in nodes.table.numbers[:4]] for nodes in both]
+        most, device = max(nodes.most for nodes in both), self.table.device
+        columns = [[pad(part, (0, most - nodes.most)) for part in nodes.table[:4]] for nodes in both]
         depth = max(self.depth, other.depth)
         tables, rows, count = list[Tensor](), list[Tensor](), 0
         for nodes in both:
@@ -162,7 +138,7 @@ class DeviceNodes:
                 tables.append(nodes.probs.table)
                 count += len(nodes.probs.table)
         return DeviceNodes.made(
-            NodeTable.of([torch.cat(parts) for parts in zip(*columns, strict=True)], depth),
+            node_table([torch.cat(parts) for parts in zip(*columns, strict=True)], depth),
             sizes=[*self.sizes, *other.sizes],
             depth=depth,
             probs=DraftProbs(torch.cat(tables), torch.cat(rows)) if tables else None,
@@ -186,7 +162,7 @@ class _ChosenNodes:
     def __call__(self) -> NodeTensors:
         """Return the nodes, once their places have been sent."""
         if self._found is None:
-            chosen = self._nodes.table.numbers.flatten(1).index_select(1, self._places)[:, : self._count]
+            chosen = self._nodes.table.flatten(1).index_select(1, self._places)[:, : self._count]
             self._found = NodeTensors(chosen[0], chosen[2], chosen[1], chosen[4:].t())
         return self._found
 
@@ -302,19 +278,6 @@ def _deepened(columns: NoiseColumns, places: Tensor, depths: Tensor) -> NoiseCol
     """Add the depths of nodes to their positions, in place."""
     columns.positions.index_add_(0, places, depths)
     return columns
-
-
-def _paths(columns: NodeTable, depth: int) -> Tensor:
-    """Return `DeviceNodes.paths`."""
-    device, rows = columns.tokens.device, len(columns.tokens)
-    place = torch.arange(depth, device=device)
-    own = torch.where(place == columns.depths[:, :, None] - 1, columns.tokens[:, :, None], -1)
-    root = own.new_full((rows, 1, depth), -1)
-    above = (columns.parents + 1)[:, :, None].expand(-1, -1, depth)
-    paths = torch.cat([root, own], 1)
-    for _ in range(depth - 1):
-        paths = torch.cat([root, torch.where(own >= 0, own, paths.gather(1, above))], 1)
-    return paths
 
 
 def ancestors_of(parents: Tensor, depth: int) -> Tensor:
