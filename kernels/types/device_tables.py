@@ -82,16 +82,13 @@ class DeviceTables:
         sent = packet.add_lists(places, numbers)
 
         def write() -> None:
-            self._write(*sent)
+            if places:
+                self.memory.view(-1).index_copy_(0, *sent)
             # Not before: a send that fails leaves all of them to the next one.
             for row, size in zip(behind.values(), sizes, strict=True):
                 row.known = size
 
         return write
-
-    def _write(self, places: Tensor, numbers: Tensor) -> None:
-        if len(places):
-            self.memory.view(-1).index_copy_(0, places, numbers)
 
 
 class _Row:

@@ -63,7 +63,7 @@ class DeviceNodes:
         self.drawn = [probs is not None] * len(sizes) if drawn is None else drawn
         self.chained = [0] * len(sizes) if chained is None else chained
         self.host: list[list[int]] | None = None
-        self._chosen: dict[tuple[int, ...], _ChosenNodes] = {}
+        self._chosen: dict[tuple[int, ...], Callable[[], NodeTensors]] = {}
 
     @staticmethod
     def made(table: NodeTable, sizes: Sequence[int], depth: int, **given: Any) -> "DeviceNodes":
@@ -104,14 +104,22 @@ class DeviceNodes:
             paths = torch.cat([root, torch.where(own >= 0, own, paths.gather(1, above))], 1)
         return paths
 
-    def chosen(self, rows: Sequence[int], packet: Packet) -> "_ChosenNodes":
-        """Return the nodes of some rows' trees; packing, noise and verification ask for the same."""
+    def chosen(self, rows: Sequence[int], packet: Packet) -> Callable[[], NodeTensors]:
+        """Return what returns the nodes of some rows' trees, once the packet is sent.
+
+        Packing, noise and verification ask for the same nodes, which are taken together when they are asked for first.
+        """
         found = self._chosen.get(tuple(rows))
         if found is None:
             flat = [row * self.most + node for row in rows for node in range(self.sizes[row])]
             # An even number, so that all columns begin at multiples of 16 bytes, as kernels are compiled for.
             places = packet.add([*flat, *flat[: len(flat) % 2]])
-            found = self._chosen[tuple(rows)] = _ChosenNodes(self, places, len(flat))
+
+            def take() -> NodeTensors:
+                taken = self.table.flatten(1).index_select(1, places)[:, : len(flat)]
+                return NodeTensors(taken[0], taken[2], taken[1], taken[4:].t())
+
+            found = self._chosen[tuple(rows)] = cache(take)
         return found
 
     def tree(self, row: int) -> DraftTree:
@@ -145,26 +153,6 @@ class DeviceNodes:
             drawn=[*self.drawn, *other.drawn],
             chained=[*self.chained, *other.chained],
         )
-
-
-class _ChosenNodes:
-    """Nodes of some rows' trees, which are taken together when they are asked for first.
-
-    Args:
-        places: int64, of the nodes in all rows' columns.
-        count: number of the nodes; places behind it are padding.
-    """
-
-    def __init__(self, nodes: DeviceNodes, places: Tensor, count: int) -> None:
-        self._nodes, self._places, self._count = nodes, places, count
-        self._found: NodeTensors | None = None
-
-    def __call__(self) -> NodeTensors:
-        """Return the nodes, once their places have been sent."""
-        if self._found is None:
-            chosen = self._nodes.table.flatten(1).index_select(1, self._places)[:, : self._count]
-            self._found = NodeTensors(chosen[0], chosen[2], chosen[1], chosen[4:].t())
-        return self._found
 
 
 # Writes the nodes of trees into a packed batch: sets tokens (int64 `[rows]`), adds depths to positions (int64 `[rows]`,
@@ -242,7 +230,9 @@ class DeviceTrees:
             end += count
         chosen, at = self.nodes(packet), packet.add(node_rows)
         # Not added twice, however often it is asked for.
-        return cache(lambda: NoiseRows((), _deepened(columns, at, chosen().depths)))
+        return cache(
+            lambda: NoiseRows((), columns._replace(positions=columns.positions.index_add_(0, at, chosen().depths)))
+        )
 
     def with_probs(self) -> list[DraftTree]:
         found = []
@@ -272,12 +262,6 @@ class DeviceTrees:
             return numbers[: len(parts)]
 
         return read
-
-
-def _deepened(columns: NoiseColumns, places: Tensor, depths: Tensor) -> NoiseColumns:
-    """Add the depths of nodes to their positions, in place."""
-    columns.positions.index_add_(0, places, depths)
-    return columns
 
 
 def ancestors_of(parents: Tensor, depth: int) -> Tensor:
