@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec.verify.bad_words import BadWords
 from specdec.verify.sampling import Context, Sampling
+from specdec.verify.token_arrays import BadWords
 from specdec.verify.transforms import NodeRows, processed_logits
 from tests.kernel_sets import TORCH
 
