@@ -15,7 +15,7 @@ from specdec.kernels.native.library import (
     Library,
     MatrixFields,
     address_of,
-    cache_layout,
+    cache_fields,
     joined,
     numbers,
     padded_tables,
@@ -53,18 +53,14 @@ class NativeTrees:
 
     def __init__(self, library: Library, noise: GumbelNoise, vocab_size: int, cache: DraftingCache) -> None:
         self.library, self.noise, self.vocab_size, self.cache = library, noise, vocab_size, cache
-        bytes_of_layer, kind, bytes_of_slot = cache_layout(cache.kv)
         # Of every call; what differs is set by `__call__`.
         self._fields = DraftingFields(
             width=cache.width,
             block_size=cache.block_size,
             first=cache.first,
-            kv_bytes=bytes_of_layer,
-            kv_kind=kind,
-            slot_bytes=bytes_of_slot,
             features=cache.features.data_ptr() or None,
             rotary=cache.rotary.data_ptr(),
-            kv=cache.kv.data_ptr(),
+            **cache_fields(cache.kv),
         )
 
     def takes(self, rows: Sequence[DraftingRow]) -> bool:

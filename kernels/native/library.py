@@ -212,10 +212,10 @@ def padded_tables(tables: Sequence[Sequence[int]]) -> tuple[list[int], int]:
     return padded, longest
 
 
-def cache_layout(kv: Tensor) -> tuple[int, int, int]:
-    """Return the bytes of a layer, the kind of the numbers and the bytes of a slot of `[layers, slots, heads, dim]`."""
+def cache_fields(kv: Tensor) -> dict[str, int]:
+    """Return the fields of a cache `[layers, slots, heads, dim]`."""
     layer, slot = kv.stride(0) * kv.element_size(), kv.stride(1) * kv.element_size()
-    return layer, KV_KINDS[kv.dtype], slot
+    return {"kv": kv.data_ptr(), "kv_kind": KV_KINDS[kv.dtype], "kv_bytes": layer, "slot_bytes": slot}
 
 
 def pointer_to(tensor: Tensor | None) -> int | None:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from specdec.kernels.native.adapters import Adaptable
 from specdec.kernels.native.library import (
+    KV_KINDS,
     LayerFields,
     Library,
     MatrixFields,
     StepFields,
     address_of,
-    cache_layout,
     joined,
     numbers,
     pointer_to,
@@ -200,7 +200,7 @@ class StepRows:
     def over(self, kv: Tensor, scales: Tensor | None = None) -> StepFields:
         """Return the fields, with one layer's cache and the checkpoint's scales of it."""
         fields = self.fields
-        _, fields.kv_kind, fields.slot_bytes = cache_layout(kv[None])
+        fields.kv_kind, fields.slot_bytes = KV_KINDS[kv.dtype], kv.stride(0) * kv.element_size()
         fields.kv, fields.kv_scales = kv.data_ptr(), pointer_to(scales)
         return fields
 

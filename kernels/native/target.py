@@ -11,7 +11,7 @@ from specdec.kernels.native.library import (
     PassFields,
     TargetFields,
     address_of,
-    cache_layout,
+    cache_fields,
     joined,
     numbers,
     padded_tables,
@@ -48,17 +48,13 @@ class NativeTarget:
         self._vocab_size, self._adapters = weights.output.size, layers[0].adapters
         self._none = self._logits = cache.rotary.new_empty(0, self._vocab_size)
         self._rows, self._address = 0, 0
-        bytes_of_layer, kind, bytes_of_slot = cache_layout(cache.kv)
         # Of every pass; what differs is set by `__call__`.
         self._pass = PassFields(
             block_size=cache.block_size,
-            kv_bytes=bytes_of_layer,
-            kv_kind=kind,
-            slot_bytes=bytes_of_slot,
             rotary=cache.rotary.data_ptr(),
-            kv=cache.kv.data_ptr(),
             kv_scales=pointer_to(cache.scales),
             feature_cache=pointer_to(cache.features),
+            **cache_fields(cache.kv),
         )
         self._target = TargetFields(
             weights.embedding.shape[1],
