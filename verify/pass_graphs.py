@@ -205,7 +205,7 @@ class _PassGraph:
 
     def capture(self, capture: Capture) -> None:
         """Capture the pass over the inputs as they are."""
-        self._replay = capture(lambda: self._run(self.owner.run))
+        self._replay = capture(lambda: self.output.copy_(self.owner.run(self.batch)))
 
     def pass_of(self, packed: PackedBatch, packet: Packet) -> Pass:
         """See `PassGraphs.pass_of`."""
@@ -230,6 +230,3 @@ class _PassGraph:
                 fill_adapted(self.adapted, adapted)
 
         return fill
-
-    def _run(self, run: Pass) -> None:
-        self.output.copy_(run(self.batch))

@@ -65,9 +65,7 @@ class BlockTable(list[int]):
         if isinstance(place, slice):
             start, _, step = place.indices(len(self))
             place = start if step > 0 else 0
-        self._forget_from(max(place, 0))
-
-    def _forget_from(self, first: int) -> None:
+        first = max(place, 0)
         self._known = min(self._known, first)
         for copy in self.copies:
             copy.known = min(copy.known, first)

@@ -78,35 +78,30 @@ class NoiseRows:
 
     Args:
         keys: of the rows, on the host; empty where only the device knows them.
-        columns: the same on the device, made from `keys` when first needed unless given.
+        on_device: the same on a device; None where they have not been sent.
     """
 
-    def __init__(self, keys: Sequence[NoiseKey | None], columns: NoiseColumns | None = None) -> None:
-        self.keys, self._columns = keys, columns
-
-    @property
-    def on_device(self) -> NoiseColumns | None:
-        """The keys on a device; None where they were not sent."""
-        return self._columns
+    def __init__(self, keys: Sequence[NoiseKey | None], on_device: NoiseColumns | None = None) -> None:
+        self.keys, self.on_device = keys, on_device
 
     def columns(self, device: torch.device) -> NoiseColumns:
         """Return the keys on a device; they are sent there once."""
-        if self._columns is None:
+        if self.on_device is None:
             packet = Packet(device)
-            self._columns = NoiseColumns.of(self.keys, packet)
+            self.on_device = NoiseColumns.of(self.keys, packet)
             packet.send()
-        return self._columns
+        return self.on_device
 
     def send_with(self, packet: Packet) -> "NoiseRows":
         """Have the keys sent beside other numbers; return this noise."""
-        if packet.is_copied and self._columns is None:
-            self._columns = NoiseColumns.of(self.keys, packet)
+        if packet.is_copied and self.on_device is None:
+            self.on_device = NoiseColumns.of(self.keys, packet)
         return self
 
     def repeated(self, times: int) -> "NoiseRows":
         """Return each row's noise `times` times in turn."""
         keys = [key for key in self.keys for _ in range(times)]
-        columns = self._columns
+        columns = self.on_device
         if columns is not None:
             columns = NoiseColumns(*(column.repeat_interleave(times) for column in columns))
         return NoiseRows(keys, columns)
@@ -116,7 +111,7 @@ class NoiseRows:
         wide = self.repeated(positions)
         places = [i % positions for i in range(len(wide.keys))]
         keys = [key and key._replace(position=key.position + i) for key, i in zip(wide.keys, places, strict=True)]
-        columns = wide._columns
+        columns = wide.on_device
         if columns is not None:
             steps = torch.arange(positions, device=columns.positions.device).repeat(len(columns.positions) // positions)
             columns = columns._replace(positions=columns.positions + steps)
@@ -129,7 +124,7 @@ class NoiseRows:
             known: these positions on the device, int64 `[rows]`, where they are there already.
         """
         keys = [key and key._replace(position=key.position + positions) for key in self.keys]
-        columns = self._columns
+        columns = self.on_device
         if columns is not None:
             columns = columns._replace(positions=columns.positions + positions if known is None else known)
         return NoiseRows(keys, columns)
