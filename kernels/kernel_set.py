@@ -32,6 +32,7 @@ from specdec.kernels.types.fused import FusedPasses
 from specdec.kernels.types.product import Product
 from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.types.settings import KernelChoice, Quantization
+from specdec.kernels.types.threads import LimitedThreads
 from specdec.kernels.types.tree_search import SearchKernels
 from specdec.kernels.types.types import (
     DTYPES,
@@ -48,22 +49,6 @@ from specdec.kernels.types.types import (
 logger = logging.getLogger(__name__)
 # Of the compute capability of GPUs that the Triton kernels are made for.
 LEAST_MAJOR = 8
-
-
-class LimitedThreads:
-    """A context that limits torch's threads; None sets no limit. It may be entered again once it is left."""
-
-    def __init__(self, most: int | None) -> None:
-        self.most, self._before = most, 0
-
-    def __enter__(self) -> None:
-        self._before = torch.get_num_threads()
-        if self.most is not None and self._before > self.most:
-            torch.set_num_threads(self.most)
-
-    def __exit__(self, *_: object) -> None:
-        if self.most is not None and self._before > self.most:
-            torch.set_num_threads(self._before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +95,7 @@ class KernelSet:
     torch_threads: int | None = None
     noise: GumbelNoise | None = None
 
-    def limited_threads(self) -> "LimitedThreads":
+    def limited_threads(self) -> LimitedThreads:
         """Return what holds torch to `torch_threads` meanwhile."""
         return LimitedThreads(self.torch_threads)
 

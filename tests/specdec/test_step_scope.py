@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec.core.device import StepScope
-from specdec.kernels.kernel_set import LimitedThreads
+from specdec.kernels.types.threads import LimitedThreads
 
 
 class Refusing:
