@@ -13,7 +13,6 @@ from specdec.kernels.native.library import (
     KV_KINDS,
     LayerFields,
     Library,
-    MatrixFields,
     StepFields,
     address_of,
     joined,
@@ -34,6 +33,9 @@ class NativeProjection(Adaptable):
         weight: `[out_features, in_features]`.
         bias: `[out_features]` or None.
         quantization: of the weight; see `PackedMatrix`.
+
+    Attributes:
+        fields: the packed weight, for the library.
     """
 
     keeps_weight = False
@@ -44,18 +46,14 @@ class NativeProjection(Adaptable):
         self.library, self.weight, self.bias, self.quantization = library, weight, bias, quantization
         self.size = weight.shape[0]
         self.packed = packed_matrix(library, weight, bias, quantization)
-
-    @property
-    def fields(self) -> MatrixFields:
-        """The packed weight, for the library."""
-        return self.packed.fields
+        self.fields = self.packed.fields
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply: `[rows, in_features]` to `[rows, out_features]`."""
         out = x.new_empty(x.shape[0], self.size)
         if x.shape[0]:
             x, step = x.contiguous(), self._adapted(x.shape[0])
-            self.library.call("product", self.packed.fields, step, len(x), x.data_ptr(), out.data_ptr())
+            self.library.call("product", self.fields, step, len(x), x.data_ptr(), out.data_ptr())
         return out
 
     def _adapted(self, rows: int) -> StepFields | None:
