@@ -13,21 +13,19 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.heads.block_head import BlockForm
-from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.heads.edge_scorers import CANDIDATES
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.adapters import AdapterBank
-from specdec.kernels.types.device_tables import DeviceTables
-from specdec.kernels.types.fused import DraftingCache, FusedDrafting
+from specdec.kernels.types.fused import DraftingCache, FusedDrafting, FusedPasses
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.ragged_rows import WORD_BITS
 from specdec.kernels.types.tree import split_words
 from specdec.kernels.types.tree_search import Frontier
-from specdec.kernels.types.types import Candidates, NoiseKey, Stream, TopK
-from specdec.kernels.types.upload import Packet, upload
+from specdec.kernels.types.types import Candidates, Stream, TopK
+from specdec.kernels.types.upload import upload
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree_batch import TreeBatch
 
@@ -109,13 +107,12 @@ class BlockDrafter(TreeDrafter[Paths]):
         self._bits = [upload([split_words(bits, words) for bits in way], device) for way in (both, causal)]
         self._offsets = torch.arange(rows, device=device)
 
-    def _one_call(self, head: CachedHead) -> FusedDrafting | None:
-        passes = self.kernels.passes
-        if passes is None or not self.readout.is_whole or (weights := self.head.block_weights()) is None:
+    def _fused(self, passes: FusedPasses, cache: DraftingCache) -> FusedDrafting | None:
+        weights, readout = self.head.block_weights(), self.readout
+        if weights is None:
             return None
-        output, tokens = self.readout.projection, self.readout.tokens
-        cache = DraftingCache(self.kv, self.features, self.rope, self.block_size, head.first_entry, self.branching)
-        return passes.block(weights, output, self.llama.vocab_size, tokens, self._scorer_rows, cache)
+        size = self.llama.vocab_size
+        return passes.block(weights, readout.projection, size, readout.tokens, self._scorer_rows, cache)
 
     def _roots(self, states: Tensor, batch: TreeBatch, last: Tensor) -> Tensor:  # noqa: ARG002
         """Return each last token, int64 `[rows, 1]`."""
@@ -130,22 +127,9 @@ class BlockDrafter(TreeDrafter[Paths]):
             self.kernels.rotary_store(stored.contiguous(), *rotary, kv, batch.slots, 0, None, None)
         return features[:, :0]
 
-    def _levels(
-        self,
-        rows: Sequence[DraftRow],
-        depth: int,
-        width: int,
-        keys: Sequence[NoiseKey | None],
-        packet: Packet,
-        *,
-        graph_tables: DeviceTables | None,
-        ahead: int,
-    ) -> DraftLevels:
-        dtype, config = torch.promote_types(self.dtype, torch.float32), self.head.config
-        bits = self._bits[0][None, : config.rows_for(depth)]
-        given, depth = (rows, self.block_size, bits, keys, self.first, dtype, packet), min(depth, config.num_slots)
-        levels = DraftLevels.start(*given, graph_tables=graph_tables, depth=depth, ahead=ahead)
-        return replace(levels, frontier=width, is_block=True)
+    def _pass_bits(self, depth: int, width: int) -> Tensor:  # noqa: ARG002
+        """Return the rows of the block that each of its rows sees, in layers that are not causal."""
+        return self._bits[0][None, : self.head.config.rows_for(depth)]
 
     def _begin(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow], *, drawn: bool) -> Paths:
         """Run the pass, and choose the candidates of all slots."""

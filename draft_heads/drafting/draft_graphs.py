@@ -148,7 +148,7 @@ class LoopGraphs(Generic[Grown]):
         """Return the room of the attention plans of all levels but the last."""
         # Tiles have one height, as all rows have as many nodes.
         one = self.geometries[0]
-        height = best_height(levels.lengths(1), one.group, configs_of(one, self._chip))
+        height = best_height(levels.lengths(), one.group, configs_of(one, self._chip))
         rows = levels.num_rows
         return PlanRoom(self.geometries, height, rows * levels.width, rows, self._chip)
 
@@ -266,7 +266,7 @@ class _DraftGraph(Generic[Grown]):
         """Return what sets the inputs, once the packet is sent."""
         assert levels.image is not None
         # A plan depends on how long rows are, not on what they see.
-        plans = self._room.add(levels.lengths(1), packet)
+        plans = self._room.add(levels.lengths(), packet)
         images = [*unread.images, levels.image, plans]
         adapted = AdapterRows.of(unread.batch.rows)
 

@@ -76,6 +76,8 @@ class DraftLevels:
     @staticmethod
     def start(
         rows: Sequence[DraftRow],
+        depth: int,
+        frontier: int,
         block_size: int,
         own_bits: Tensor,
         keys: Sequence[NoiseKey | None],
@@ -84,16 +86,16 @@ class DraftLevels:
         packet: Packet,
         *,
         graph_tables: DeviceTables | None = None,
-        depth: int | None = None,
+        is_block: bool = False,
         ahead: int = 0,
     ) -> "DraftLevels":
         """Return the inputs of a batch of rows, which are there once the packet is sent.
 
         Args:
+            depth, frontier, is_block: see `DraftLevels`, as other arguments of its names.
             dtype: dtype of processed logits.
             graph_tables: where graphs find block tables, if the inputs are copied into a graph's; see `image`. No row
                 then needs logit edits.
-            depth: most levels; None for one more than there are passes.
             ahead: entries between the known tokens and the scratch ones, for the tokens that the step brings, 0 where
                 all are known. The inputs are those for one token; see `own_positions`.
         """
@@ -110,7 +112,6 @@ class DraftLevels:
         samplings = [row.context.sampling for row in rows]
         for_graph = graph_tables is not None
         tables, table_rows = tables_of([row.block_table for row in rows], packet, graph_tables)
-        depth = levels + 1 if depth is None else depth
         brought = 1 if ahead else 0
         if brought:
             keys = [key and key._replace(position=key.position + brought) for key in keys]
@@ -118,7 +119,7 @@ class DraftLevels:
         found = DraftLevels(
             depth=depth,
             width=width,
-            frontier=width,
+            frontier=frontier,
             block_size=block_size,
             positions=packet.add([length + brought - first for length in known for _ in range(width)]),
             slots=packet.add(by_level).view(levels, len(rows) * width),
@@ -129,11 +130,12 @@ class DraftLevels:
             noise=NoiseRows(keys, NoiseColumns.of(keys, packet)) if for_graph else NoiseRows(keys).send_with(packet),
             sampling=(RowSampling.all_of if for_graph else RowSampling.of)(samplings, dtype, packet),
             first=first,
+            is_block=is_block,
             adapters=adapters_of(rows),
             image=image,
             ahead=ahead,
         )
-        found.adapted = AdapterRows.of(found.lengths(1))
+        found.adapted = AdapterRows.of(found.lengths())
         return found
 
     def layout(self) -> PacketLayout:
@@ -219,9 +221,9 @@ class DraftLevels:
         assert frontier.ancestors is not None
         return self._seeing(level, frontier.ancestors.flatten(0, 1).contiguous())
 
-    def lengths(self, level: int) -> RaggedRows:
-        """Return the rows of a level by their lengths alone: what they see has no meaning, and need not be there."""
-        return self._rows(level, self.positions, self.positions)
+    def lengths(self) -> RaggedRows:
+        """Return the first pass's rows by their lengths alone: what they see has no meaning, and need not be there."""
+        return self._rows(1, self.positions, self.positions)
 
     def _seeing(self, level: int, ancestors: Tensor) -> RaggedRows:
         if self._seen is None:

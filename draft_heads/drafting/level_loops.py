@@ -17,13 +17,12 @@ from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.adapters import AdapterBank
-from specdec.kernels.types.device_tables import DeviceTables
 from specdec.kernels.types.draft_trees import HostTrees
-from specdec.kernels.types.fused import FusedDrafting
+from specdec.kernels.types.fused import DraftingCache, FusedDrafting, FusedPasses
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.tree import TreeRow
 from specdec.kernels.types.tree_search import Frontier
-from specdec.kernels.types.types import Candidates, NoiseKey, Stream, TopK
+from specdec.kernels.types.types import Candidates, Stream, TopK
 from specdec.kernels.types.upload import Packet
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree_batch import TreeBatch
@@ -97,11 +96,18 @@ class LevelLoops(ABC, Generic[State]):
         self._ahead: DraftsAhead | None = None
         # Of a head that is called level by level, by width of the levels.
         self._own_bits: dict[int, Tensor] = {}
-        self.one_call = self._one_call(head)
+        self.one_call = self._one_call()
 
-    def _one_call(self, head: CachedHead) -> FusedDrafting | None:  # noqa: ARG002
+    def _one_call(self) -> FusedDrafting | None:
         """Return the drafter in one call, if there is one."""
-        return None
+        if self.kernels.passes is None or not self.readout.is_whole:
+            return None
+        cache = DraftingCache(self.kv, self.features, self.rope, self.block_size, self.first, self.branching)
+        return self._fused(self.kernels.passes, cache)
+
+    @abstractmethod
+    def _fused(self, passes: FusedPasses, cache: DraftingCache) -> FusedDrafting | None:
+        """Return the drafter in one call by these kernels, None where the head has parts that they do not know."""
 
     @abstractmethod
     def read(self, batch: TreeBatch) -> Tensor:
@@ -117,22 +123,12 @@ class LevelLoops(ABC, Generic[State]):
         """
 
     @abstractmethod
-    def _levels(
-        self,
-        rows: Sequence[DraftRow],
-        depth: int,
-        width: int,
-        keys: Sequence[NoiseKey | None],
-        packet: Packet,
-        *,
-        graph_tables: DeviceTables | None,
-        ahead: int,
-    ) -> DraftLevels:
-        """Return the inputs of the loop over levels, which are there once the packet is sent.
+    def _pass_bits(self, depth: int, width: int) -> Tensor:
+        """Return the ancestor bits of the rows of each pass over nodes, int64 `[passes, rows, words]`.
 
         Args:
-            keys: noise of the output positions that the roots' children would take.
-            graph_tables: see `DraftLevels.start`, as `ahead`.
+            depth: levels of the trees.
+            width: nodes of a frontier.
         """
 
     @abstractmethod
@@ -193,32 +189,43 @@ class LevelLoops(ABC, Generic[State]):
         """
         assert self.graphs is not None
         graphs: LoopGraphs[Any] = self.graphs.draw if drawn else self.graphs.search
-        width, keys_of = (self.draw_sizes.width, step_keys) if drawn else (self.branching, noise_keys)
         packet = Packet(self.kv.device)
         unread = self._unread(rows, graphs, packet)
-        levels = self._padded_levels(rows, (), width, keys_of, graphs, packet)
+        levels = self._levels(rows, (), graphs, packet, drawn=drawn)
         graphs.capture(capture, unread, levels, packet)
 
-    def _padded_levels(
+    def _levels(
         self,
         rows: Sequence[DraftRow],
         depths: Sequence[int],
-        width: int,
-        keys_of: Callable[[Sequence[Context]], list[NoiseKey | None]],
         graphs: "LoopGraphs[Any] | None",
         packet: Packet,
+        *,
+        drawn: bool,
         ahead: int = 0,
     ) -> DraftLevels:
-        """Return the inputs of the loop over levels: of all levels and with padding rows where a graph runs it."""
+        """Return the inputs of the loop over levels, which are there once the packet is sent.
+
+        Args:
+            depths: of the rows' trees; where a graph runs the loop, it has all levels, and padding rows.
+            drawn: whether the trees are drawn, with noise keyed by the current step, so that no step uses that of
+                another; see `PhiloxChance`. Those that are searched have the noise of the roots' children.
+            ahead: see `DraftLevels.start`.
+        """
+        depth, tables = self.shape.depth, None
         if graphs is None:
             depth = max(depths)
         else:
-            depth = self.shape.depth
-            padding = DraftRow(graphs.tables.null_table, 1, 2, 0, 0, Context(Sampling(), [0, 0], 1))
+            tables = graphs.tables
+            padding = DraftRow(tables.null_table, 1, 2, 0, 0, Context(Sampling(), [0, 0], 1))
             rows = [*rows, *[padding] * graphs.padding(len(rows))]
-        keys = keys_of([row.context for row in rows])
-        tables = None if graphs is None else graphs.tables
-        return self._levels(rows, depth, width, keys, packet, graph_tables=tables, ahead=ahead)
+        contexts = [row.context for row in rows]
+        keys = [noise_key(context) for context in contexts] if drawn else noise_keys(contexts)
+        width = self.draw_sizes.width if drawn else self.branching
+        bits, dtype = self._pass_bits(depth, width), torch.promote_types(self.dtype, torch.float32)
+        given = rows, depth, width, self.block_size, bits, keys, self.first, dtype, packet
+        is_block = self.head.block is not None
+        return DraftLevels.start(*given, graph_tables=tables, is_block=is_block, ahead=ahead)
 
     def search(
         self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow] = (), depths: list[int] | None = None
@@ -314,8 +321,3 @@ class LevelLoops(ABC, Generic[State]):
         """Have the head's next products adapt these rows."""
         if self.adapters is not None:
             self.adapters.use(rows)
-
-
-def step_keys(contexts: Sequence[Context]) -> list[NoiseKey | None]:
-    """Return noise keyed by the current step, so that no step uses that of another; see `PhiloxChance`."""
-    return [noise_key(context) for context in contexts]

@@ -9,15 +9,13 @@ from torch import Tensor
 from specdec.draft_heads.drafting.draft_levels import DraftLevels, own_bits
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
-from specdec.draft_heads.heads.draft_head import CachedHead, DraftHead
+from specdec.draft_heads.heads.draft_head import DraftHead
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
-from specdec.kernels.types.device_tables import DeviceTables
-from specdec.kernels.types.fused import DraftingCache, FusedDrafting
+from specdec.kernels.types.fused import DraftingCache, FusedDrafting, FusedPasses
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.tree_search import Frontier
-from specdec.kernels.types.types import Candidates, NoiseKey, Stream, TopK
-from specdec.kernels.types.upload import Packet
+from specdec.kernels.types.types import Candidates, Stream, TopK
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree_batch import TreeBatch
 
@@ -31,13 +29,11 @@ class ModelDrafter(TreeDrafter[Tensor]):
 
     head: DraftHead
 
-    def _one_call(self, head: CachedHead) -> FusedDrafting | None:
-        passes = self.kernels.passes
-        if passes is None or not self.readout.is_whole or (weights := self.head.drafting_weights()) is None:
+    def _fused(self, passes: FusedPasses, cache: DraftingCache) -> FusedDrafting | None:
+        weights, readout = self.head.drafting_weights(), self.readout
+        if weights is None:
             return None
-        output, size, tokens = self.readout.projection, self.llama.vocab_size, self.readout.tokens
-        cache = DraftingCache(self.kv, self.features, self.rope, self.block_size, head.first_entry, self.branching)
-        return passes.drafting(weights, output, size, tokens, cache)
+        return passes.drafting(weights, readout.projection, self.llama.vocab_size, readout.tokens, cache)
 
     def _roots(self, states: Tensor, batch: TreeBatch, last: Tensor) -> Tensor:  # noqa: ARG002
         """Return the head's state after each last token."""
@@ -49,22 +45,10 @@ class ModelDrafter(TreeDrafter[Tensor]):
         features = self.features.index_select(0, sources)
         return self._forward(batch.tokens, features, batch.positions, batch.slots, batch.rows)
 
-    def _levels(
-        self,
-        rows: Sequence[DraftRow],
-        depth: int,
-        width: int,
-        keys: Sequence[NoiseKey | None],
-        packet: Packet,
-        *,
-        graph_tables: DeviceTables | None,
-        ahead: int,
-    ) -> DraftLevels:
+    def _pass_bits(self, depth: int, width: int) -> Tensor:
         if width not in self._own_bits:
             self._own_bits[width] = own_bits(self.shape.depth - 1, width, self.kv.device)
-        bits, dtype = self._own_bits[width][: depth - 1], torch.promote_types(self.dtype, torch.float32)
-        given = rows, self.block_size, bits, keys, self.first, dtype, packet
-        return DraftLevels.start(*given, graph_tables=graph_tables, ahead=ahead)
+        return self._own_bits[width][: depth - 1]
 
     def _begin(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow], *, drawn: bool) -> Tensor:  # noqa: ARG002
         """Return the head's states of the roots, `[rows, hidden_size]`."""

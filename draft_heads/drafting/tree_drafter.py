@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
+from specdec.draft_heads.drafting.draft_levels import DraftLevels
 from specdec.draft_heads.drafting.drafter import Commit, DraftAhead, DraftRow, Proposal
 from specdec.draft_heads.drafting.drafts_ahead import DraftsAhead, LoopAhead, first_nodes
-from specdec.draft_heads.drafting.level_loops import LevelLoops, State, step_keys
+from specdec.draft_heads.drafting.level_loops import LevelLoops, State
 from specdec.draft_heads.drafting.one_call_rows import one_call_rows
 from specdec.draft_heads.drafting.tree_draw import TreeDraw
 from specdec.draft_heads.drafting.tree_search import Searched, TreeBounds, TreeSearch
@@ -16,7 +17,6 @@ from specdec.kernels.types.draft_trees import DraftTrees, HostTrees
 from specdec.kernels.types.fused import DraftingRow, FusedDrafting
 from specdec.kernels.types.types import TokenTargets, Walk
 from specdec.kernels.types.upload import Packet
-from specdec.verify.verifier import noise_keys
 
 if TYPE_CHECKING:
     # Importing it imports Triton, which an engine on plain torch does not need.
@@ -169,10 +169,9 @@ class TreeDrafter(LevelLoops[State]):
         loops, start = list[tuple[slice, bool, tuple[Any, ...], Callable[[], Any]]](), 0
         for own, drawn, graphs in groups:
             chosen = [rows[k] for k in own]
-            width, keys_of = (self.draw_sizes.width, step_keys) if drawn else (self.branching, noise_keys)
             part, most = slice(start, start + len(own)), len(own) * shape.tokens
             coming = self._coming(chosen, graphs, packet)
-            levels = self._padded_levels(chosen, (), width, keys_of, graphs, packet, shape.tokens)
+            levels = self._levels(chosen, (), graphs, packet, drawn=drawn, ahead=shape.tokens)
             positions, noise = (each[: len(own)] for each in levels.own_positions)
             tokens, sources = coming.batch.tokens[:most].view(-1, shape.tokens), coming.batch.sources
             if sources is not None:
@@ -229,6 +228,22 @@ class TreeDrafter(LevelLoops[State]):
     def _ends_early(self, rows: Sequence[DraftRow]) -> bool:
         return self._stops_early and not all(row.full_depth for row in rows)
 
+    def _prepared(
+        self,
+        rows: Sequence[DraftRow],
+        depths: Sequence[int],
+        graphs: "LoopGraphs[Grown] | None",
+        packet: Packet,
+        *,
+        drawn: bool,
+    ) -> tuple[DraftLevels, Callable[[], Grown] | None]:
+        """Return the inputs of the loop over levels, and the captured drafting of graphs; None where there are none."""
+        if graphs is None:
+            return self._levels(rows, depths, None, packet, drawn=drawn), None
+        unread = self._unread(rows, graphs, packet)
+        levels = self._levels(rows, depths, graphs, packet, drawn=drawn)
+        return levels, graphs.run_of(unread, levels, packet)
+
     def _search(
         self, rows: Sequence[DraftRow], graphs: "LoopGraphs[Searched] | None", packet: Packet
     ) -> Callable[[Tensor | None], DraftTrees]:
@@ -238,13 +253,11 @@ class TreeDrafter(LevelLoops[State]):
             graphs: graphs that read as well, and need no roots; None where there are none.
         """
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
-        unread = None if graphs is None else self._unread(rows, graphs, packet)
-        levels = self._padded_levels(rows, depths, self.branching, noise_keys, graphs, packet)
+        levels, run = self._prepared(rows, depths, graphs, packet, drawn=False)
         ends_early = self._ends_early(rows)
         if not self.kernels.on_device or ends_early:
             given = depths if ends_early else None
             return lambda roots: self._searched(self.search(levels, _known(roots), rows, given), rows, depths)
-        run = None if graphs is None or unread is None else graphs.run_of(unread, levels, packet)
         bounds = self._bounds(rows, depths, levels.depth, packet)
 
         def draft(roots: Tensor | None) -> DraftTrees:
@@ -277,9 +290,7 @@ class TreeDrafter(LevelLoops[State]):
             graphs: see `_search`.
         """
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
-        unread = None if graphs is None else self._unread(rows, graphs, packet)
-        levels = self._padded_levels(rows, depths, self.draw_sizes.width, step_keys, graphs, packet)
-        run = None if graphs is None or unread is None else graphs.run_of(unread, levels, packet)
+        levels, run = self._prepared(rows, depths, graphs, packet, drawn=True)
 
         def draft(roots: Tensor | None) -> DraftTrees:
             return self._drawn(self.draw(levels, _known(roots), rows) if run is None else run(), rows, depths)

@@ -163,7 +163,9 @@ def test_every_drafting_of_drawn_traffic_was_captured_at_the_start(name: str) ->
     loops = LoopGraphs[Any](eagerly, geometries(model), tables, ADAPTERS, SHAPE, BLOCK, 1)
 
     def levels_of(rows: Sequence[DraftRow], packet: Packet) -> DraftLevels:
-        return DraftLevels.start(rows, BLOCK, bits, [None] * len(rows), 1, torch.float32, packet, graph_tables=tables)
+        keys = [None] * len(rows)
+        given = rows, SHAPE.depth, width, BLOCK, bits, keys, 1, torch.float32, packet
+        return DraftLevels.start(*given, graph_tables=tables)
 
     def unread_of(rows: Sequence[DraftRow], packet: Packet, counts: Sequence[int]) -> Unread:
         parts = [
