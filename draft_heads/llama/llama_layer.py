@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, fuse
 from specdec.draft_heads.llama.linear import Linear, give_up
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.mlp_kinds import mlp_kind
+from specdec.draft_heads.llama.mlp import mlp_kind
 from specdec.draft_heads.llama.norm import RMSNorm, head_norms
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from specdec.draft_heads.heads.draft_head import CachedHead, DraftModel, ModelPart
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import ComposedMixer, Mixer, fused_layers
-from specdec.draft_heads.llama.mlp_kinds import mlp_kind
+from specdec.draft_heads.llama.mlp import mlp_kind
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.adapters import AdaptableProduct, AdapterBank, LayerAdapter, StackedAdapters, adaptable
 from specdec.kernels.types.product import Product

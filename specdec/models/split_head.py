@@ -17,7 +17,7 @@ from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, Target
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.mlp_kinds import mlp_kind
+from specdec.draft_heads.llama.mlp import mlp_kind
 from specdec.kernels.kernel_set import KernelSet
 from specdec.models.checkpoint import read_weights
 from specdec.models.llama_draft import draft_of

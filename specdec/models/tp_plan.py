@@ -11,13 +11,12 @@ from torch import Tensor
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.kv_scheme import is_kv_scale
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.mlp import GatedMLP, MLPModule
-from specdec.draft_heads.llama.mlp_kinds import mlp_kind
+from specdec.draft_heads.llama.mlp import GatedMLP, mlp_kind
 from specdec.kernels.types.adapters import LowRank
 from specdec.kernels.types.integers import ceil_div
 
 # transformers' `base_model_tp_plan` of the families that this engine serves, with the lm_head's and without the MLP's,
-# which is `MLPModule.plan`. Theirs has no entry for the embedding; the word here is theirs for a vocabulary that is
+# which is `GatedMLP.plan`. Theirs has no entry for the embedding; the word here is theirs for a vocabulary that is
 # split.
 OUTSIDE_MLP = {
     "embed_tokens": "embedding_rowwise",
@@ -47,7 +46,7 @@ VOCABULARY = {"embed_tokens": BY_OUTPUTS, "lm_head": BY_OUTPUTS}
 MLP_PREFIX = "layers.*.mlp."
 
 
-def tp_plan(kind: type[MLPModule] = GatedMLP) -> dict[str, str]:
+def tp_plan(kind: type[GatedMLP] = GatedMLP) -> dict[str, str]:
     """Return the words of a model with a kind of MLP, by patterns of module names."""
     return OUTSIDE_MLP | {f"{MLP_PREFIX}{name}": word for name, word in kind.plan.items()}
 
@@ -79,7 +78,7 @@ class TPPlan:
         ValueError: an unknown word, or one that does not fit the words beside it.
     """
 
-    def __init__(self, words: Mapping[str, str], kind: type[MLPModule] = GatedMLP) -> None:
+    def __init__(self, words: Mapping[str, str], kind: type[GatedMLP] = GatedMLP) -> None:
         self.words, self.kind = words, kind
         for pattern, word in words.items():
             if word not in WORDS:

@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec.draft_heads.formats.head_kind import Source
 from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.heads.draft_head import FeatureHead
-from specdec.draft_heads.llama.mlp_kinds import mlp_kind
+from specdec.draft_heads.llama.mlp import mlp_kind
 from specdec.models.head_fit import VOCABULARY, check_fit, check_vocabulary
 from specdec.models.hub import shown_path
 from specdec.models.llama import read_llama_config
