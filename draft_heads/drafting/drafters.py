@@ -12,7 +12,7 @@ from specdec.draft_heads.drafting.drafter import Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.heads.block_head import BlockForm
-from specdec.draft_heads.heads.draft_head import DraftHead, DraftModel
+from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.kernels.kernel_set import KernelSet
 
 
@@ -43,4 +43,4 @@ def drafter_of(
     rest = (draft.readout, kv, features, block_size, dtype, shape, proposal, kernels, draft.adapters)
     if draft.head.block is not None:
         return BlockDrafter(cast("BlockForm", draft.head), *rest)
-    return ModelDrafter(cast("DraftHead", draft.head), *rest)
+    return ModelDrafter(draft.head, *rest)

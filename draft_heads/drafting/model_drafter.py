@@ -9,7 +9,6 @@ from torch import Tensor
 from specdec.draft_heads.drafting.draft_levels import DraftLevels, own_bits
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
-from specdec.draft_heads.heads.draft_head import DraftHead
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.types.fused import DraftingCache, FusedDrafting, FusedPasses
@@ -26,8 +25,6 @@ class ModelDrafter(TreeDrafter[Tensor]):
     An EAGLE head's row of token i takes embedding(x_i) and the target's feature f_{i-1}, is stored at entry i of
     the request's cache, and predicts x_{i+1}. Entry 0 stays empty. A small Llama's takes x_i alone, from entry 0 on.
     """
-
-    head: DraftHead
 
     def _fused(self, passes: FusedPasses, cache: DraftingCache) -> FusedDrafting | None:
         weights, readout = self.head.drafting_weights(), self.readout

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.llama_layer import Attention, DecoderLayer, Mixer, new_embedding, split_layer
-from specdec.draft_heads.llama.rope import Rotary
+from specdec.draft_heads.llama.llama_layer import DecoderLayer, Mixer, new_embedding, split_layer
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.adapters import AdapterBank, LowRank
 from specdec.kernels.types.fused import FeatureWeights, HeadWeights
@@ -42,62 +41,43 @@ class Block(NamedTuple):
     slots: int
 
 
-class CachedHead(Protocol):
-    """A network with keys and values of its own in the paged cache, as the cache and the target's pass see it.
+class CachedHead(ABC):
+    """A network with keys and values of its own in the paged cache, as cache, target's pass and drafter see it.
+
+    Args:
+        llama: sizes of the head's layers, cache and rotary table.
+        windows: entries that a row's attention sees in each layer, as `PagedAttention.window`; 0 for all.
+        mixers: attention and MLP of its layers.
 
     Attributes:
-        llama: sizes of the head's layers, cache and rotary table.
         taps: target layers whose inputs the head reads (k is transformers' `hidden_states[k]`).
         feature_size: size of the feature that the cache keeps per token; 0 if the head reads only keys and values.
         first_entry: index of the first token that has a row: 1 if a row reads the previous token's feature, else 0.
             Rotary positions count from it.
-        windows: entries that a row's attention sees in each layer, as `PagedAttention.window`; 0 for all.
         reach: number of the last entries that a row depends on through all layers, its own included; 0 for all.
-        projects_features: whether `feature_of` has weights of the head.
         block: what it drafts in one pass; None for a head that drafts by levels.
-        mixers: attention and MLP of its layers.
         beside: products beside the layers that adapters of the layers' "qkv" change as well, by their names in
             `LayerAdapter`: keys and values of known tokens in all layers of a block head.
         module: the weights of a head that reads the target's states; None of another.
         lm_head: its output matrix as it was loaded; None without one of its own.
     """
 
-    llama: LlamaConfig
-    taps: tuple[int, ...]
-    feature_size: int
-    first_entry: int
-    windows: tuple[int, ...]
-    reach: int
-    mixers: Sequence[Mixer]
-    beside: dict[str, Product]
-    lm_head: nn.Linear | None
+    taps: tuple[int, ...] = ()
+    feature_size = 0
+    first_entry = 0
+    block: Block | None = None
+    module: "FeatureHead | None" = None
+    lm_head: nn.Linear | None = None
 
-    @property
-    def projects_features(self) -> bool: ...
+    def __init__(self, llama: LlamaConfig, windows: tuple[int, ...], mixers: Sequence[Mixer]) -> None:
+        self.llama, self.windows, self.mixers = llama, windows, mixers
+        # Each layer reads the one below.
+        self.reach = 1 + sum(window - 1 for window in windows) if all(windows) else 0
+        self.beside: dict[str, Product] = {}
 
-    @property
-    def block(self) -> Block | None: ...
-
-    @property
-    def module(self) -> "FeatureHead | None": ...
-
-    def feature_of(self, output: TargetOutput) -> Tensor:
-        """Return the features that the cache keeps, `[rows, feature_size]`; never called if that size is 0."""
-        ...
-
-    def feature_weights(self) -> FeatureWeights | None:
-        """Return the parts of `feature_of` for a pass in one call, None if it has others than such a pass knows.
-
-        Never called where the head reads no features.
-        """
-        ...
-
-
-class DraftHead(CachedHead, Protocol):
-    """A network that predicts the state after a token from the token and the state before it."""
-
-    def __call__(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
-        """Return the state after each token, `[rows, hidden_size]`.
+    @abstractmethod
+    def __call__(self, *inputs: Any) -> Tensor:
+        """Return the state after each token, `[rows, hidden_size]`; the inputs of a block head are its own.
 
         Args:
             tokens: int64 `[rows]`, x_i.
@@ -106,15 +86,30 @@ class DraftHead(CachedHead, Protocol):
             rotary: rotary table rows of position i - `first_entry`.
             attentions: one per layer, how the rows see each other.
         """
-        ...
+
+    @property
+    def projects_features(self) -> bool:
+        """True if `feature_of` has weights of the head."""
+        return type(self).feature_of is not CachedHead.feature_of
+
+    def feature_of(self, output: TargetOutput) -> Tensor:
+        """Return the features that the cache keeps, `[rows, feature_size]`: by default the states after the final norm.
+
+        Never called where the head reads no features, as `feature_weights`.
+        """
+        return output.features
+
+    def feature_weights(self) -> FeatureWeights | None:
+        """Return the parts of `feature_of` for a pass in one call, None if it has others than such a pass knows."""
+        return None
 
     def read(self, hidden: Tensor) -> Tensor:
-        """Return the output matrix's input for each state, `[rows, hidden_size]`."""
-        ...
+        """Return the output matrix's input for each state, `[rows, hidden_size]`: by default the state itself."""
+        return hidden
 
     def drafting_weights(self) -> HeadWeights | None:
         """Return the head's parts for drafting in one call, None if it has others than such a call knows."""
-        ...
+        return None
 
 
 @dataclass(frozen=True)
@@ -179,8 +174,8 @@ class FeatureHead(nn.Module, ABC):
         return named
 
 
-class HeadForm(ABC):
-    """A head as it is called, over its own modules in training and over their forms in serving; a `CachedHead`.
+class HeadForm(CachedHead):
+    """A head as it is called, over its own modules in training and over their forms in serving.
 
     Attributes:
         module: its weights; those that a form has in a layout of its own are given up.
@@ -188,48 +183,18 @@ class HeadForm(ABC):
         layers: its decoder layers.
     """
 
-    block: Block | None = None
+    module: FeatureHead
 
     def __init__(self, head: FeatureHead, kernels: KernelSet | None) -> None:
-        self.module, self.config, self.llama, self.taps = head, head.config, head.llama, head.taps
-        self.windows, self.reach, self.first_entry = head.windows, stacked_reach(head.windows), head.first_entry
-        self.feature_size, self.embed_tokens = head.llama.hidden_size, head.embed_tokens
         self.layers: list[Any] = [layer.form(kernels) for layer in head.decoder_layers]
-        self.mixers: Sequence[Mixer] = [layer.mixer for layer in self.layers]
-        self.beside: dict[str, Product] = {}
-        self.lm_head: nn.Linear | None = getattr(head, "lm_head", None)
-
-    @abstractmethod
-    def __call__(self, *inputs: Any) -> Tensor: ...
+        super().__init__(head.llama, head.windows, [layer.mixer for layer in self.layers])
+        self.module, self.config, self.taps, self.first_entry = head, head.config, head.taps, head.first_entry
+        self.feature_size, self.embed_tokens = head.llama.hidden_size, head.embed_tokens
+        self.lm_head = getattr(head, "lm_head", None)
 
     @property
     def dtype(self) -> torch.dtype:
         return self.embed_tokens.weight.dtype
-
-    @property
-    def projects_features(self) -> bool:
-        return type(self).feature_of is not HeadForm.feature_of
-
-    def feature_of(self, output: TargetOutput) -> Tensor:
-        """Return the target states that the head reads; by default those after the final norm."""
-        return output.features
-
-    def read(self, hidden: Tensor) -> Tensor:
-        """Return the output matrix's input; by default the state itself."""
-        return hidden
-
-    def feature_weights(self) -> FeatureWeights | None:
-        """Return no parts: a head that has the usual ones says so itself."""
-        return None
-
-    def drafting_weights(self) -> HeadWeights | None:
-        """Return no parts: a head that has the usual ones says so itself."""
-        return None
-
-
-def stacked_reach(windows: Sequence[int]) -> int:
-    """Return how many of the last entries a row depends on where each layer reads the one below; 0 for all."""
-    return 1 + sum(window - 1 for window in windows) if all(windows) else 0
 
 
 class ModelPart(Protocol):
@@ -256,7 +221,7 @@ class DraftModel(NamedTuple):
     """A draft head with its readout.
 
     Attributes:
-        head: computes states from tokens: a `DraftHead`, or the form of a `BlockHead`.
+        head: computes states from tokens.
         readout: computes scores of next tokens from states.
         adapters: the bank of adapters of the head's layers; None where requests may have none.
         part: the part of it that this rank has; None where it has all.

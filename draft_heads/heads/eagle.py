@@ -54,7 +54,7 @@ class EagleForm(HeadForm):
         super().__init__(head, kernels)
 
     def __call__(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
-        """Return the predicted features, `[rows, hidden_size]`; for the arguments see `DraftHead`."""
+        """Return the predicted features, `[rows, hidden_size]`; for the arguments see `CachedHead`."""
         hidden = self.fc(torch.cat([self.embed_tokens(tokens), features], -1))
         for layer, attention in zip(self.layers, attentions, strict=True):
             hidden = layer(hidden, rotary, attention)

@@ -124,7 +124,7 @@ class Eagle3Form(HeadForm):
         return self.fc(states)
 
     def __call__(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
-        """Return the states that the head reads of itself one token later, `[rows, hidden_size]`; see `DraftHead`."""
+        """Return the states that the head reads of itself one token later, `[rows, hidden_size]`; see `CachedHead`."""
         embedded = self.embed_tokens(tokens)
         first, *later = self.layers
         hidden: Tensor = first(embedded, features, rotary, attentions[0])

@@ -5,7 +5,6 @@ import logging
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from torch import Tensor
 from specdec.cache.kv_cache import KVCache
 from specdec.draft_heads.formats.head_kind import LoadedHead
 from specdec.draft_heads.formats.tap_ids import KEY
-from specdec.draft_heads.heads.draft_head import DraftHead, DraftModel
+from specdec.draft_heads.heads.draft_head import CachedHead, DraftModel
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
@@ -128,13 +127,13 @@ class TapProbe:
     def hits(self, draft: DraftModel) -> int:
         """Return how many answer tokens are a head's likeliest token, one step ahead of the target."""
         # Only heads that draft level by level have ids that can be counted in two ways.
-        states, tokens = self.guessing(cast("DraftHead", draft.head))
+        states, tokens = self.guessing(draft.head)
         found = draft.readout(states)
         best = found.scores.argmax(-1)
         return int(((best if found.tokens is None else found.tokens[best]) == tokens).sum())
 
     @torch.inference_mode()
-    def guessing(self, head: DraftHead) -> tuple[Tensor, Tensor]:
+    def guessing(self, head: CachedHead) -> tuple[Tensor, Tensor]:
         """Return the head's output matrix input before each answer token, `[tokens, size]`, and the tokens."""
         batch, attentions = self._pass(self.texts, self.runner.cache.target, self.model.config)
         output = self.model(batch.tokens, rotary_at(self.runner.rope, batch.positions), attentions, head.taps)

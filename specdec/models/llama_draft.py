@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec.draft_heads.formats.head_kinds import kind_of
 from specdec.draft_heads.formats.head_settings import HeadSettings
 from specdec.draft_heads.formats.head_tensors import HeadTensors
-from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput, stacked_reach
+from specdec.draft_heads.heads.draft_head import CachedHead, DraftModel, TargetOutput
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, check_finite, error_context, read_config
 from specdec.draft_heads.llama.llama_config import LlamaConfig
@@ -20,12 +20,11 @@ from specdec.draft_heads.llama.weight_files import read_tensors
 from specdec.gguf.file import is_gguf
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.fused import HeadWeights
-from specdec.kernels.types.product import Product
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.models.tokenizer import check_same_vocabulary
 
 
-class LlamaDraftHead:
+class LlamaDraftHead(CachedHead):
     """A Llama whose row of token i takes x_i, is stored at entry i, and predicts x_(i+1).
 
     Args:
@@ -33,34 +32,15 @@ class LlamaDraftHead:
         max_position: positions of the target, beyond which nothing is drafted.
     """
 
-    taps: tuple[int, ...] = ()
-    feature_size = 0
-    first_entry = 0
-    projects_features = False
-    block = module = None
-
     def __init__(self, model: LlamaModel, max_position: int) -> None:
-        self.model = model
-        self.llama = replace(model.config, max_position=min(model.config.max_position, max_position))
-        self.windows = self.llama.layer_windows
-        self.reach, self.mixers, self.lm_head = stacked_reach(self.windows), model.mixers, model.lm_head
-        self.beside: dict[str, Product] = {}
-
-    def feature_of(self, output: TargetOutput) -> Tensor:
-        """Return no features, `[rows, 0]`."""
-        return output.features[:, :0]
+        llama = replace(model.config, max_position=min(model.config.max_position, max_position))
+        super().__init__(llama, llama.layer_windows, model.mixers)
+        self.model, self.lm_head = model, model.lm_head
 
     def __call__(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:  # noqa: ARG002
-        """Return the states after the last norm, `[rows, hidden_size]`; for the arguments see `DraftHead`."""
+        """Return the states after the last norm, `[rows, hidden_size]`; for the arguments see `CachedHead`."""
         output: TargetOutput = self.model(tokens, rotary, attentions)
         return output.features
-
-    def read(self, hidden: Tensor) -> Tensor:
-        """Return the output matrix's input: the state itself."""
-        return hidden
-
-    def feature_weights(self) -> None:
-        """Return no parts: there is no feature."""
 
     def drafting_weights(self) -> HeadWeights | None:
         """Return the Llama's parts; None where it has no pass in one call."""
