@@ -7,13 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from specdec.draft_heads.formats.block_parts import CONFIDENCE, DOMINO, MARKOV, SELECTOR, block_parts
-from specdec.draft_heads.formats.block_settings import BlockSettings
+from specdec.draft_heads.formats.block_settings import CONFIDENCE, DOMINO, MARKOV, SELECTOR, BlockParts, BlockSettings
 from specdec.draft_heads.formats.draft_vocab import draft_tokens, vocabulary_maps
 from specdec.draft_heads.formats.head_kind import HeadDescription, HeadKind, LoadedHead, Source, expected_shapes, filled
 from specdec.draft_heads.formats.head_settings import HeadSettings, layer_settings
 from specdec.draft_heads.formats.head_tensors import HeadTensors
-from specdec.draft_heads.formats.speculators_block import speculators_files
 from specdec.draft_heads.heads.block_head import BlockConfig, BlockHead
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetParts
 from specdec.draft_heads.heads.edge_scorers import MARKOV_KINDS
@@ -40,7 +38,7 @@ class BlockKind(HeadKind[BlockConfig, BlockHead]):
         draft_vocab = positive(settings.own, "draft_vocab_size", llama.vocab_size)
         if output == Source.TARGET and draft_vocab != llama.vocab_size:
             raise CheckpointError(f"missing tensor '{OUTPUT}', which a draft vocabulary of {draft_vocab} tokens needs")
-        parts = block_parts(own, tensors, llama.hidden_size)
+        parts = BlockParts.of(own, tensors, llama.hidden_size)
         markov = parts.markov
         anchor_first, said = own.anchor_first(has_edges=markov is not None)
         confidence = tensors.by_name.get("confidence_head.proj.weight")
@@ -136,7 +134,56 @@ class BlockKind(HeadKind[BlockConfig, BlockHead]):
         return {**config, **self.own_settings(own, inner)}, tensors
 
     def speculators(self, head: BlockHead, verifier: str | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        return speculators_files(head, verifier)
+        """Return config.json and tensors as speculators' `DFlashDraftModel` and `DSparkDraftModel` read them.
+
+        Args:
+            verifier: name or path of the target, from which speculators takes embedding and output matrix.
+
+        Raises:
+            ValueError: the head has a setting that the layout cannot express: causal layers, which it has only within
+                sliding windows, layers without norms of queries and keys, or an output matrix of all tokens; or it is
+                a Domino or DFlash2 head.
+        """
+        own, llama, tensors = head.config, head.llama, head.split_parameters()
+        if own.domino or own.selector or own.convolution:
+            raise ValueError("only DFlash and DSpark heads can be saved in speculators' layout")
+        sliding = tuple(window > 0 for window in llama.layer_windows)
+        if any(own.causal) and own.causal != sliding:
+            raise ValueError(
+                "a head with causal layers cannot be saved in speculators' layout, whose full layers are not"
+            )
+        if not llama.qk_norm:
+            raise ValueError("a head without norms of queries and keys cannot be saved in speculators' layout")
+        if own.draft_vocab_size == llama.vocab_size:
+            raise ValueError("a head with an output matrix of all tokens cannot be saved in speculators' layout")
+        del tensors[EMBEDDING]
+        kind = "dspark" if own.markov or own.confidence else "dflash"
+        layer = layer_settings(llama) | {"model_type": "qwen3", "attention_bias": llama.attention_bias}
+        del layer["architectures"]
+        config = {
+            "architectures": ["DSparkSpeculator" if kind == "dspark" else "DFlashSpeculator"],
+            "speculators_model_type": kind,
+            "speculators_config": {
+                "algorithm": kind,
+                "default_proposal_method": "greedy",
+                "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": own.num_slots}],
+                "verifier": {"name_or_path": verifier, "architectures": []},
+            },
+            "transformer_layer_config": layer,
+            "draft_vocab_size": own.draft_vocab_size or llama.vocab_size,
+            "block_size": own.block_size,
+            # Ids count the inputs of layers.
+            "aux_hidden_state_layer_ids": list(own.taps),
+            "mask_token_id": own.mask_token,
+            # Programs differ in what they take where the key is absent.
+            "sample_from_anchor": own.anchor_first,
+            "sliding_window_non_causal": any(sliding) and not any(own.causal),
+        }
+        if kind == "dspark":
+            config |= _dspark_settings(own)
+        if own.draft_vocab_size is not None:
+            tensors |= vocabulary_maps(head.draft_tokens.cpu(), llama.vocab_size)
+        return config, tensors
 
     def own_settings(self, config: BlockConfig, inner: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the official config.json says besides the layers.
@@ -170,18 +217,10 @@ class DSparkKind(BlockKind):
 
     def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
         """Return whether it is a backbone with DSpark's heads."""
-        return _is_backbone(tensors) and _has(tensors, MARKOV, CONFIDENCE)
+        return _is_backbone(tensors) and tensors.has_any(MARKOV, CONFIDENCE)
 
     def own_settings(self, config: BlockConfig, inner: Mapping[str, Any]) -> dict[str, Any]:
-        markov = config.markov
-        return {
-            "architectures": ["Qwen3DSparkModel"],
-            **inner,
-            "markov_rank": markov.rank if markov else 0,
-            "markov_head_type": markov.kind if markov else MARKOV_KINDS[0],
-            "enable_confidence_head": config.confidence,
-            "confidence_head_with_markov": config.confidence_reads_token,
-        }
+        return {"architectures": ["Qwen3DSparkModel"], **inner, **_dspark_settings(config)}
 
 
 class DominoKind(BlockKind):
@@ -193,7 +232,7 @@ class DominoKind(BlockKind):
 
     def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
         """Return whether it is a backbone with a GRU."""
-        return _is_backbone(tensors) and _has(tensors, DOMINO)
+        return _is_backbone(tensors) and tensors.has_any(DOMINO)
 
     def own_settings(self, config: BlockConfig, inner: Mapping[str, Any]) -> dict[str, Any]:
         assert config.domino is not None
@@ -216,7 +255,7 @@ class DFlash2Kind(BlockKind):
 
     def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
         """Return whether it is a backbone with a selector or convolutions."""
-        return _is_backbone(tensors) and (_has(tensors, SELECTOR) or tensors.has("mlp_conv.base_kernel"))
+        return _is_backbone(tensors) and (tensors.has_any(SELECTOR) or tensors.has("mlp_conv.base_kernel"))
 
     def own_settings(self, config: BlockConfig, inner: Mapping[str, Any]) -> dict[str, Any]:
         sizes: dict[str, Any] = {}
@@ -231,8 +270,15 @@ def _is_backbone(tensors: HeadTensors) -> bool:
     return BlockKind.sign in tensors
 
 
-def _has(tensors: HeadTensors, *prefixes: str) -> bool:
-    return any(name.startswith(prefixes) for name in tensors.by_name)
+def _dspark_settings(config: BlockConfig) -> dict[str, Any]:
+    """Return what DeepSpec and speculators say of DSpark's heads."""
+    markov = config.markov
+    return {
+        "markov_rank": markov.rank if markov else 0,
+        "markov_head_type": markov.kind if markov else MARKOV_KINDS[0],
+        "enable_confidence_head": config.confidence,
+        "confidence_head_with_markov": config.confidence_reads_token and markov is not None,
+    }
 
 
 def _variants(config: BlockConfig) -> tuple[str, ...]:

@@ -1,18 +1,22 @@
-"""Settings of a block head in its config.json, in the keys of z-lab and SpecForge, DeepSpec, and speculators."""
+"""Settings and parts of a block head, by its config.json in the keys of several programs, and by its tensors."""
 
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from specdec.draft_heads.formats.head_settings import HeadSettings, Layout, section
+from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.formats.tap_ids import Counting, TapIds, layer_list
+from specdec.draft_heads.heads.convolved_layer import ConvolutionConfig
+from specdec.draft_heads.heads.edge_scorers import CANDIDATES, MARKOV_KINDS, DominoConfig, MarkovConfig, SelectorConfig
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, items, read_config
-from specdec.draft_heads.llama.llama_config import positive
+from specdec.draft_heads.llama.llama_config import flag, positive
 
 # Programs that count outputs of layers, and the one that counts their inputs.
 OUTPUTS, INPUTS = "target_layer_ids", "aux_hidden_state_layer_ids"
 NESTED = "dflash_config"
 # Settings that may only have the value with which they change nothing.
 NEUTRAL = {"logit_scale": 1, "input_embedding_scale": 1, "output_multiplier": 1, "final_logit_softcapping": 0}
+MARKOV, CONFIDENCE, DOMINO, SELECTOR = "markov_head.", "confidence_head.", "domino_head.", "candidate_selector."
 
 
 def block_rows(folder: Path) -> int | None:
@@ -24,7 +28,7 @@ def block_rows(folder: Path) -> int | None:
     try:
         settings = HeadSettings.from_json(read_config(folder))
         own = BlockSettings(settings, positive(settings.layer, "num_hidden_layers", 1))
-        return own.block_size if own.value("mask_token_id") is not None and not all(own.causal()) else None
+        return own.block_size if own.values.get("mask_token_id") is not None and not all(own.causal()) else None
     except CheckpointError:
         # Loading the head says what is wrong.
         return None
@@ -35,25 +39,24 @@ class BlockSettings:
 
     Args:
         num_layers: layers of the head.
+
+    Attributes:
+        values: the keys of config.json, those in `dflash_config` before those beside it.
     """
 
     def __init__(self, settings: HeadSettings, num_layers: int) -> None:
         self.settings, self.num_layers = settings, num_layers
-        self._nested = section(settings.own, NESTED)
+        nested = section(settings.own, NESTED)
+        self.values = {**settings.own, **{key: value for key, value in nested.items() if value is not None}}
         for key, only in NEUTRAL.items():
-            value = self.value(key)
+            value = self.values.get(key)
             if value not in (None, only):
                 raise CheckpointError(f"config.json: {key} = {value!r} is not supported; only {only} is")
-
-    def value(self, key: str) -> Any:
-        """Return a setting, from `dflash_config` or beside it; None where it is absent."""
-        found = self._nested.get(key)
-        return self.settings.own.get(key) if found is None else found
 
     @property
     def block_size(self) -> int:
         """Rows of a block."""
-        return positive({"block_size": self.value("block_size")}, "block_size")
+        return positive(self.values, "block_size")
 
     def check_kind(self, name: str, label: str) -> None:
         """Check that config.json does not name another kind than the tensors show.
@@ -64,7 +67,7 @@ class BlockSettings:
             CheckpointError: it does: without the tensors of that kind, drafts would be wrong.
         """
         keys = ("architectures", "projector_type", "speculators_model_type")
-        said = " ".join(str(self.value(key)) for key in keys).lower()
+        said = " ".join(str(self.values.get(key)) for key in keys).lower()
         for other in ("domino", "dflash2"):
             if other in said and name != other:
                 raise CheckpointError(f"config.json names a {other} head, but the tensors are those of a {label} head")
@@ -75,7 +78,7 @@ class BlockSettings:
         Raises:
             CheckpointError: it is missing, or no row of the embedding.
         """
-        token = self.value("mask_token_id")
+        token = self.values.get("mask_token_id")
         if type(token) is not int or not 0 <= token < vocab_size:
             raise CheckpointError(f"config.json: mask_token_id = {token!r} must be an id below vocab_size {vocab_size}")
         return token
@@ -89,13 +92,11 @@ class BlockSettings:
         Raises:
             CheckpointError: it is neither true nor false.
         """
-        said = self.value("sample_from_anchor")
-        if said is None and self.value("shift_label") is not None:
-            return self._flag("shift_label"), []
-        if said is None:
-            way = "row 0 predicts, as in DSpark" if has_edges else "row 0 predicts nothing, as in DFlash"
-            return has_edges, [f"config.json is silent about sample_from_anchor: {way}"]
-        return self._flag("sample_from_anchor"), []
+        for key in ("sample_from_anchor", "shift_label"):
+            if self.values.get(key) is not None:
+                return flag(self.values, key), []
+        way = "row 0 predicts, as in DSpark" if has_edges else "row 0 predicts nothing, as in DFlash"
+        return has_edges, [f"config.json is silent about sample_from_anchor: {way}"]
 
     def causal(self) -> tuple[bool, ...]:
         """Return which layers are causal inside a block.
@@ -110,12 +111,11 @@ class BlockSettings:
         sliding = [layer < len(kinds) and kinds[layer] == "sliding_attention" for layer in range(self.num_layers)]
         if self.settings.layout == Layout.SPECULATORS:
             key = "sliding_window_non_causal"
-            is_dflash2 = self.value("speculators_model_type") == "dflash2"
-            both = is_dflash2 if self.value(key) is None else self._flag(key)
+            both = flag(self.values, key, self.values.get("speculators_model_type") == "dflash2")
             return tuple(one and not both for one in sliding)
         for key in ("is_causal", "causal", "causal_head"):
-            if self.value(key) is not None:
-                return (self._flag(key),) * self.num_layers
+            if self.values.get(key) is not None:
+                return (flag(self.values, key),) * self.num_layers
         return tuple(sliding)
 
     def taps(self) -> TapIds:
@@ -124,15 +124,84 @@ class BlockSettings:
         Raises:
             CheckpointError: config.json names none, or they are no list of layers.
         """
-        inputs, outputs = self.value(INPUTS), self.value(OUTPUTS)
+        inputs, outputs = self.values.get(INPUTS), self.values.get(OUTPUTS)
         if inputs is None and outputs is None:
             raise CheckpointError(f"config.json names no layers of the target to read, by {OUTPUTS} or {INPUTS}")
         if outputs is None:
             return TapIds(layer_list(inputs, INPUTS), Counting.INPUTS, "speculators", INPUTS)
         return TapIds(layer_list(outputs, OUTPUTS), Counting.OUTPUTS, str(self.settings.layout), OUTPUTS)
 
-    def _flag(self, key: str) -> bool:
-        value = self.value(key)
-        if value is not None and not isinstance(value, bool):
-            raise CheckpointError(f"config.json: {key} = {value!r} must be true or false")
-        return bool(value)
+
+class BlockParts(NamedTuple):
+    """Edge scorer and convolutions of a head, by the names of `BlockConfig`; None where it has none."""
+
+    markov: MarkovConfig | None
+    domino: DominoConfig | None
+    selector: SelectorConfig | None
+    convolution: ConvolutionConfig | None
+
+    @staticmethod
+    def of(own: BlockSettings, tensors: HeadTensors, hidden_size: int) -> "BlockParts":
+        """Return the parts of a head.
+
+        Raises:
+            CheckpointError: config.json contradicts the tensors.
+        """
+        return BlockParts(_markov(own, tensors), _domino(own, tensors), *_selector(own, tensors, hidden_size))
+
+
+def _markov(own: BlockSettings, tensors: HeadTensors) -> MarkovConfig | None:
+    weight = tensors.by_name.get(f"{MARKOV}markov_w1.weight")
+    rank = 0 if weight is None or weight.ndim != 2 else weight.shape[1]
+    signs = {"markov_head.gate_proj.weight": "gated", "markov_head.joint_proj.weight": "rnn"}
+    kind = next((kind for name, kind in signs.items() if name in tensors), MARKOV_KINDS[0])
+    for key, found in (("markov_rank", rank), ("markov_head_type", kind)):
+        if rank or key == "markov_rank":
+            _agree(own, key, found)
+    return MarkovConfig(rank, kind) if rank else None
+
+
+def _domino(own: BlockSettings, tensors: HeadTensors) -> DominoConfig | None:
+    if not tensors.has_any(DOMINO):
+        return None
+    size = _columns(tensors, own, f"{DOMINO}prefix_gru.weight_hh_l0", "gru_hidden_dim")
+    rank = _columns(tensors, own, f"{DOMINO}embed_proj.2.weight", "emb_dim")
+    first = own.values.get("pure_draft_prefix_len") or 0
+    if type(first) is not int or first < 0:
+        raise CheckpointError(f"config.json: pure_draft_prefix_len = {first!r} must be a whole number of at least 0")
+    return DominoConfig(rank, size, first)
+
+
+def _selector(
+    own: BlockSettings, tensors: HeadTensors, hidden_size: int
+) -> tuple[SelectorConfig | None, ConvolutionConfig | None]:
+    selector = convolution = None
+    if tensors.has_any(SELECTOR):
+        rank = _columns(tensors, own, f"{SELECTOR}predecessor_codebook", "selector_rank")
+        top_k = positive(own.values, "selector_top_k", 16)
+        if top_k > CANDIDATES:
+            raise CheckpointError(
+                f"config.json: selector_top_k = {top_k} is not supported; it may be at most {CANDIDATES}"
+            )
+        selector = SelectorConfig(rank, top_k)
+    if tensors.has("attention_conv.base_kernel") or tensors.has("mlp_conv.base_kernel"):
+        taps, group = positive(own.values, "conv_kernel_size", 2), positive(own.values, "conv_group_size", 16)
+        if hidden_size % group:
+            raise CheckpointError(f"config.json: conv_group_size = {group} does not divide hidden_size {hidden_size}")
+        convolution = ConvolutionConfig(taps, group)
+    return selector, convolution
+
+
+def _columns(tensors: HeadTensors, own: BlockSettings, name: str, key: str) -> int:
+    """Return the columns of a matrix, which config.json may name by a key; 1 if it is missing, which is told later."""
+    matrix = tensors.by_name.get(name)
+    if matrix is None or matrix.ndim != 2 or not matrix.shape[1]:
+        return 1
+    _agree(own, key, matrix.shape[1])
+    return matrix.shape[1]
+
+
+def _agree(own: BlockSettings, key: str, found: object) -> None:
+    named = own.values.get(key)
+    if named is not None and named != found:
+        raise CheckpointError(f"config.json: {key} = {named!r}, but the tensors are those of {found!r}")

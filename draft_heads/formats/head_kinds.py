@@ -101,8 +101,11 @@ def _recognise(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> He
     check_weight_dtypes(_weights(tensors))
     own, found = HeadSettings.from_json(settings), HeadTensors(tensors)
     kind = kind_of(own, found)
-    has_mlp = any(name.startswith("layers.0.mlp.") for name in found.by_name)
-    if kind is None and has_mlp and {"embed_tokens.weight", "norm.weight"}.issubset(found.by_name):
+    if (
+        kind is None
+        and found.has_any("layers.0.mlp.")
+        and {"embed_tokens.weight", "norm.weight"}.issubset(found.by_name)
+    ):
         raise CheckpointError("not a draft head of a known kind: it holds a whole model; give the folder of a head")
     if kind is None:
         known = ", ".join(f"{one.sign!r} of {one.label}" for one in KINDS.values())

@@ -54,6 +54,10 @@ class HeadTensors:
         """Return whether the first layer has a tensor, such as `self_attn.q_norm.weight`."""
         return f"layers.0.{part}" in self.by_name
 
+    def has_any(self, *prefixes: str) -> bool:
+        """Return whether the name of a tensor begins with one of these."""
+        return any(name.startswith(prefixes) for name in self.by_name)
+
     def spelling(self, name: str) -> str:
         """Return the name that the file has for a tensor, or would have."""
         if name in self.spellings:

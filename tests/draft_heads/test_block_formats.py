@@ -11,7 +11,6 @@ import torch
 from specdec.draft_heads.formats.block_settings import block_rows
 from specdec.draft_heads.formats.head_kind import Source
 from specdec.draft_heads.formats.head_kinds import KINDS, describe_folder
-from specdec.draft_heads.formats.speculators_block import speculators_files
 from specdec.draft_heads.heads.block_head import BlockForm
 from specdec.draft_heads.heads.draft_head import TargetOutput
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
@@ -119,7 +118,7 @@ def test_a_saved_head_is_the_same(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["zlab_dflash", "specforge_dspark", "speculators_dspark"])
 def test_a_head_in_speculators_layout_is_the_same(name: str, tmp_path: Path) -> None:
     head = BLOCK_FORMATS[name]().head
-    config, tensors = speculators_files(built(head, dtype=torch.float32), "org/target")  # type: ignore[arg-type]
+    config, tensors = KINDS["dflash"].speculators(built(head, dtype=torch.float32), "org/target")  # type: ignore[arg-type]
     Fixture(config, tensors, head).write(tmp_path)
     again = load(tmp_path)
     assert (str(again.description.settings.layout), again.description.settings.verifier) == (
@@ -134,7 +133,7 @@ def test_a_head_in_speculators_layout_is_the_same(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(("name", "reason"), [("jetspec", "causal"), ("renamed_dflash", "norms of queries")])
 def test_settings_without_a_place_in_speculators_layout_are_refused(name: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        speculators_files(built(BLOCK_FORMATS[name]().head))  # type: ignore[arg-type]
+        KINDS["dflash"].speculators(built(BLOCK_FORMATS[name]().head), None)  # type: ignore[arg-type]
 
 
 def say(**settings: object) -> Callable[[Fixture], None]:

@@ -12,8 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Config
 
-from specdec.draft_heads.formats.head_kinds import load_head
-from specdec.draft_heads.formats.speculators_block import speculators_files
+from specdec.draft_heads.formats.head_kinds import KINDS, load_head
 from specdec.draft_heads.heads.block_head import BlockForm
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput, TargetParts
 from specdec.draft_heads.heads.edge_scorers import block_edges
@@ -165,7 +164,7 @@ OURS: dict[str, Callable[[], Any]] = {
 def test_heads_of_ours_load_in_speculators_and_give_our_logits(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, tensors = speculators_files(built(OURS[name](), dtype=torch.float32))
+    config, tensors = KINDS["dflash"].speculators(built(OURS[name](), dtype=torch.float32), None)
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, tmp_path / "model.safetensors")
     make = dspark.DSparkDraftModel if name == "dspark" else dflash.DFlashDraftModel
