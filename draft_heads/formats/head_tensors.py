@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
 
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, listed
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, check_fit
 
 # Prefixes in other layouts, and here: official EAGLE-3, speculators' EAGLE-1, SGLang's first EAGLE-3.1, DFlash, Domino.
 ALIASES = (
@@ -80,21 +80,14 @@ class HeadTensors:
         Raises:
             CheckpointError: names what is missing, unexpected, or of another shape or type, as the file spells it.
         """
-        missing = [self.spelling(name) for name in expected if name not in self.by_name]
-        unexpected = [self.spelling(name) for name in self.by_name if name not in expected and name not in id_maps]
-        problems = [f"missing tensors: {listed(sorted(missing))}"] if missing else []
-        problems += [f"unexpected tensors: {listed(sorted(unexpected))}"] if unexpected else []
         for name in id_maps:
             if name in self.by_name and self.by_name[name].is_floating_point():
-                problems.append(f"{self.spelling(name)} holds fractions, not token ids")
-        for name, shape in expected.items():
-            found = list(self.by_name[name].shape) if name in self.by_name else list(shape)
-            if found != list(shape):
-                hint = ": it is transposed" if found == list(shape)[::-1] else ""
-                problems.append(f"{self.spelling(name)} has shape {found}, config.json says {list(shape)}{hint}")
-        if problems:
-            more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
-            raise CheckpointError("; ".join(problems[:4]) + more)
+                raise CheckpointError(f"{self.spelling(name)} holds fractions, not token ids")
+        weights = {name: tensor for name, tensor in self.by_name.items() if name in expected or name not in id_maps}
+        check_fit(
+            {self.spelling(name): tensor for name, tensor in weights.items()},
+            {self.spelling(name): shape for name, shape in expected.items()},
+        )
 
 
 def _plain(name: str) -> str:

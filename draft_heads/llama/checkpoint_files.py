@@ -1,7 +1,7 @@
 """Reading of Hugging Face checkpoint folders: config.json, and checks of the tensors against it."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -133,20 +133,18 @@ def fuse(tensors: dict[str, Tensor], fused: str, parts: list[str]) -> None:
     tensors[fused] = torch.cat(values)
 
 
-def check_fit(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Check that `tensors` are all of `module`'s parameters and no others, each in its shape.
+def check_fit(tensors: Mapping[str, Tensor], expected: Mapping[str, Sequence[int]]) -> None:
+    """Check that exactly the tensors of these names are there, each in its shape.
 
     Raises:
         CheckpointError: names what is missing, unexpected, or of another shape.
     """
-    expected = dict(module.named_parameters())
-    missing = sorted(set(expected) - set(tensors))
-    unexpected = sorted(set(tensors) - set(expected))
-    misshapen = [
-        f"{name} has shape {list(tensors[name].shape)}, config.json says {list(parameter.shape)}"
-        for name, parameter in expected.items()
-        if name in tensors and tensors[name].shape != parameter.shape
-    ]
+    missing, unexpected = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
+    misshapen = []
+    for name, shape in expected.items():
+        if name in tensors and (found := list(tensors[name].shape)) != list(shape):
+            hint = ": it is transposed" if found == list(shape)[::-1] else ""
+            misshapen.append(f"{name} has shape {found}, config.json says {list(shape)}{hint}")
     problems = [f"missing tensors: {listed(missing)}"] if missing else []
     problems += [f"unexpected tensors: {listed(unexpected)}"] if unexpected else []
     problems += [listed(misshapen)] if misshapen else []

@@ -294,5 +294,5 @@ def _fitting(config: LlamaConfig, make: Callable[[], LlamaWeights], tensors: dic
         fuse_layer(tensors, f"layers.{layer}.", config)
     with torch.device("meta"):
         weights = make()
-    check_fit(weights, tensors)
+    check_fit(tensors, {name: weight.shape for name, weight in weights.named_parameters()})
     return weights
