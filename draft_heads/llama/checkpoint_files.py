@@ -153,12 +153,22 @@ def check_fit(tensors: Mapping[str, Tensor], expected: Mapping[str, Sequence[int
 
 
 def place(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> None:
-    """Give a module its weights that are on the meta device; quantised ones stay as they are."""
-    quantized = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, QuantizedTensor)}
-    lend(module, {name: weight.to(device) for name, weight in quantized.items()})
-    missing = [name for name, weight in module.named_parameters() if weight.is_meta]
-    allocate(module, dtype, device)
-    fill(module, {name: tensors[name] for name in missing})
+    """Give a module copies of its weights that are on the meta device, and memory to its buffers there.
+
+    Quantised weights stay as they are. torch's own `to_empty` imports its compiler for this, which takes a second.
+    """
+    for name in [name for name, weight in module.named_parameters() if weight.is_meta]:
+        weight = tensors[name]
+        if isinstance(weight, QuantizedTensor):
+            own = weight.to(device)
+        else:
+            own = weight.to(device, dtype, copy=True, memory_format=torch.contiguous_format)
+        lend(module, {name: own})
+    for part in module.modules():
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            if buffer.is_meta:
+                kept = dtype if buffer.is_floating_point() else buffer.dtype
+                setattr(part, name, torch.empty(buffer.shape, dtype=kept, device=device))
 
 
 def lend(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -166,28 +176,6 @@ def lend(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         part, _, own = name.rpartition(".")
         setattr(module.get_submodule(part), own, nn.Parameter(tensor.detach(), requires_grad=False))
-
-
-def allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """Give a module's weights that are on the meta device memory; they are not set.
-
-    torch's own `to_empty` imports its compiler for that, which takes a second.
-    """
-    for part in module.modules():
-        for name, weight in list(part.named_parameters(recurse=False)):
-            if weight.is_meta:
-                setattr(part, name, nn.Parameter(torch.empty(weight.shape, dtype=dtype, device=device)))
-        for name, buffer in list(part.named_buffers(recurse=False)):
-            if buffer.is_meta:
-                kept = dtype if buffer.is_floating_point() else buffer.dtype
-                setattr(part, name, torch.empty(buffer.shape, dtype=kept, device=device))
-
-
-@torch.no_grad()
-def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy `tensors` into the parameters of their names in `module`, which have their shapes."""
-    for name, tensor in tensors.items():
-        module.get_parameter(name).copy_(tensor)
 
 
 def listed(names: list[str]) -> str:

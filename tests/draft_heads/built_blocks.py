@@ -5,7 +5,6 @@ import torch
 from specdec.draft_heads.heads.block_head import BlockConfig, BlockHead
 from specdec.draft_heads.heads.convolved_layer import ConvolutionConfig
 from specdec.draft_heads.heads.edge_scorers import DominoConfig, MarkovConfig, SelectorConfig
-from specdec.draft_heads.llama.checkpoint_files import fill
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import fuse_layer
 from specdec.draft_heads.llama.rope import RopeConfig
@@ -53,7 +52,7 @@ def built(head: Block, max_position: int = 64, dtype: torch.dtype = torch.float6
         del weights["lm_head.weight"]
     for layer in range(head.layers):
         fuse_layer(weights, f"layers.{layer}.", module.llama)
-    fill(module, weights)
+    assert not module.load_state_dict(weights, strict=False).unexpected_keys
     if head.tokens is not None:
         module.draft_tokens.copy_(torch.tensor(head.tokens))
     return module

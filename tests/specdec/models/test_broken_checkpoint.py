@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, allocate
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, place
 from specdec.models.llama import load_llama
 from tests.fakes import edit_json
 from tests.kernel_sets import TORCH
@@ -204,11 +204,11 @@ def test_nothing_is_built_of_sizes_that_no_tensor_has(tmp_path: Path, monkeypatc
     save_llama(tmp_path)
     made: list[torch.device] = []
 
-    def note(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    def note(module: nn.Module, tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> None:
         made.append(device)
-        allocate(module, dtype, device)
+        place(module, tensors, dtype, device)
 
-    monkeypatch.setattr("specdec.draft_heads.llama.checkpoint_files.allocate", note)
+    monkeypatch.setattr("specdec.models.llama.place", note)
     load_llama(tmp_path, torch.float32, CPU, TORCH)
     assert made.pop() == CPU
     for key, size in (("vocab_size", 2**26), ("intermediate_size", 2**26), ("head_dim", 2**20)):
