@@ -32,18 +32,6 @@ from specdec.verify.tree_batch import TreeBatch, captured_batch, row_layout
 Grown = TypeVar("Grown")
 
 
-class LoopKey(NamedTuple):
-    """Sizes by which a batch finds its captured drafting.
-
-    Attributes:
-        rows: rows of the batch, padding included.
-        adapted: whether some row has an adapter.
-    """
-
-    rows: int
-    adapted: bool
-
-
 class Unread(NamedTuple):
     """The tokens that a graph reads before it drafts, with padding; on the device once their packet is sent.
 
@@ -87,7 +75,8 @@ class LoopGraphs(Generic[Grown]):
     ) -> None:
         self.grow, self.geometries, self.tables, self.adapters = grow, geometries, tables, adapters
         self.tokens, self.block_size, self.first = shape.tokens, block_size, first
-        self.captured: dict[LoopKey, _DraftGraph[Grown]] = {}
+        # By the rows of a batch, padding included, and whether some row has an adapter.
+        self.captured: dict[tuple[int, bool], _DraftGraph[Grown]] = {}
         self._chip = chip_of(tables.memory.device)
         self._rooms: dict[int, PlanRoom] = {}
         self._inputs: _Inputs | None = None
@@ -99,7 +88,7 @@ class LoopGraphs(Generic[Grown]):
 
     def has(self, rows: int, *, adapted: bool) -> bool:
         """Return whether drafting is captured for a batch of `rows` rows."""
-        return LoopKey(next_power_of_2(rows), adapted) in self.captured
+        return (next_power_of_2(rows), adapted) in self.captured
 
     def pack(self, parts: Sequence[TreeRow], firsts: Sequence[int], packet: Packet, coming: int = 0) -> Unread:
         """Pack the tokens to be read as a graph takes them.
@@ -163,7 +152,7 @@ class LoopGraphs(Generic[Grown]):
         """
         if self._inputs is None:
             self._inputs = _Inputs(self, levels)
-        key = LoopKey(levels.num_rows, levels.adapted is not None)
+        key = levels.num_rows, levels.adapted is not None
         graph = self.captured[key] = _DraftGraph(self, self._inputs, levels)
         fill = graph.filling(unread, levels, packet)
         packet.send()
@@ -179,7 +168,7 @@ class LoopGraphs(Generic[Grown]):
             levels: of a padded batch that a graph was captured for, whose rows ask for no more than a temperature and
                 filters.
         """
-        return self.captured[LoopKey(levels.num_rows, levels.adapted is not None)].run_of(unread, levels, packet)
+        return self.captured[levels.num_rows, levels.adapted is not None].run_of(unread, levels, packet)
 
 
 class DraftGraphs(NamedTuple):

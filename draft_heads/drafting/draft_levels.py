@@ -128,7 +128,7 @@ class DraftLevels:
             own_bits=own_bits,
             base=base,
             noise=NoiseRows(keys, NoiseColumns.of(keys, packet)) if for_graph else NoiseRows(keys).send_with(packet),
-            sampling=(RowSampling.all_of if for_graph else RowSampling.of)(samplings, dtype, packet),
+            sampling=RowSampling.of(samplings, dtype, packet, for_graph=for_graph),
             first=first,
             is_block=is_block,
             adapters=adapters_of(rows),

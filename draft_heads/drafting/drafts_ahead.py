@@ -1,18 +1,10 @@
 """Trees of the coming step, which a device drafts behind the verification of this one, before the host knows it."""
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from specdec.draft_heads.drafting.drafter import DraftRow
-from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.types import Acceptance
-
-
-def first_nodes(trees: DraftTrees, rows: Sequence[int]) -> list[int]:
-    """Return the first node of some rows' trees among the nodes of all."""
-    starts = list(accumulate(trees.sizes, initial=0))
-    return [starts[row] for row in rows]
 
 
 class LoopAhead(NamedTuple):

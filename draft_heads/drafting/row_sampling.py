@@ -23,24 +23,22 @@ class RowSampling(NamedTuple):
     limits: Tensor | None
 
     @staticmethod
-    def of(samplings: Sequence[Sampling], dtype: torch.dtype, packet: Packet) -> "RowSampling | None":
-        """Return the parameters of rows, once the packet is sent; None where a row needs logit edits."""
+    def of(
+        samplings: Sequence[Sampling], dtype: torch.dtype, packet: Packet, *, for_graph: bool
+    ) -> "RowSampling | None":
+        """Return the parameters of rows, once the packet is sent; None where a row needs logit edits.
+
+        Args:
+            for_graph: whether both are wanted, also where they change nothing.
+        """
         if any(s.edits for s in samplings):
             return None
         temperatures = limits = None
-        if any(not s.is_greedy and s.temperature != 1 for s in samplings):
+        if for_graph or any(not s.is_greedy and s.temperature != 1 for s in samplings):
             temperatures = packet.add([[1.0 if s.is_greedy else s.temperature] for s in samplings], dtype)
-        if any(s.filters for s in samplings):
+        if for_graph or any(s.filters for s in samplings):
             limits = packet.add([s.limits for s in samplings], dtype)
         return RowSampling(temperatures, limits)
-
-    @staticmethod
-    def all_of(samplings: Sequence[Sampling], dtype: torch.dtype, packet: Packet) -> "RowSampling":
-        """Return both parameters of rows without logit edits, also where they change nothing."""
-        return RowSampling(
-            packet.add([[1.0 if s.is_greedy else s.temperature] for s in samplings], dtype),
-            packet.add([s.limits for s in samplings], dtype),
-        )
 
     def repeated(self, times: int) -> "RowSampling":
         """Return each row's parameters `times` times in turn."""

@@ -1,15 +1,15 @@
 """The base of drafters with a model: from a batch of rows to their trees, searched or drawn, level by level."""
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_levels import DraftLevels
 from specdec.draft_heads.drafting.drafter import Commit, DraftAhead, DraftRow, Proposal
-from specdec.draft_heads.drafting.drafts_ahead import DraftsAhead, LoopAhead, first_nodes
+from specdec.draft_heads.drafting.drafts_ahead import DraftsAhead, LoopAhead
 from specdec.draft_heads.drafting.level_loops import LevelLoops, State
-from specdec.draft_heads.drafting.one_call_rows import one_call_rows
 from specdec.draft_heads.drafting.tree_draw import TreeDraw
 from specdec.draft_heads.drafting.tree_search import Searched, TreeBounds, TreeSearch
 from specdec.kernels.types.device_trees import DeviceTrees
@@ -17,6 +17,7 @@ from specdec.kernels.types.draft_trees import DraftTrees, HostTrees
 from specdec.kernels.types.fused import DraftingRow, FusedDrafting
 from specdec.kernels.types.types import TokenTargets, Walk
 from specdec.kernels.types.upload import Packet
+from specdec.verify.verifier import noise_key
 
 if TYPE_CHECKING:
     # Importing it imports Triton, which an engine on plain torch does not need.
@@ -52,7 +53,7 @@ class TreeDrafter(LevelLoops[State]):
         if not reading and not places:
             return HostTrees.empty(len(rows))
         if self.one_call is not None and reading:
-            given = one_call_rows([rows[i] for i in reading], self.shape.depth, self.first, self.proposal)
+            given = self._one_call_rows([rows[i] for i in reading])
             if given is not None and self.one_call.takes(given):
                 return self._draft_in_one_call(self.one_call, given, rows, reading)
         packet = Packet(self.kv.device) if packet is None else packet
@@ -165,7 +166,8 @@ class TreeDrafter(LevelLoops[State]):
         if not kept:
             return None
         nodes, walked = trees.nodes(packet), [places[k] for k in kept]
-        rows_of, firsts = packet.add_lists(walked, first_nodes(trees, walked))
+        starts = list(accumulate(trees.sizes, initial=0))
+        rows_of, firsts = packet.add_lists(walked, [starts[row] for row in walked])
         loops, start = list[tuple[slice, bool, tuple[Any, ...], Callable[[], Any]]](), 0
         for own, drawn, graphs in groups:
             chosen = [rows[k] for k in own]
@@ -206,6 +208,32 @@ class TreeDrafter(LevelLoops[State]):
         bounds = TreeBounds.of(budgets, depths, self.shape.depth, self.branching, packet, self.shape.nodes)
         searched: Searched = loop.grown
         return searched.trees(bounds, self.kernels.search, packet)
+
+    def _one_call_rows(self, rows: Sequence[DraftRow]) -> list[DraftingRow] | None:
+        """Return rows for drafting in one call, None where a row needs logit edits or drawn tokens."""
+        given = list[DraftingRow]()
+        for row in rows:
+            sampling, start, end = row.context.sampling, max(row.num_draft_cached, self.first), row.draft_prefill_end
+            depth = min(self.shape.depth, row.max_depth) if row.num_nodes > 0 else 0
+            is_drawn = self.proposal == Proposal.DRAWN and not sampling.is_greedy
+            if row.num_nodes > 0 and (sampling.edits or is_drawn):
+                return None
+            given.append(
+                DraftingRow(
+                    row.block_table,
+                    row.token_ids[start:end],
+                    start,
+                    end,
+                    max(row.draft_start, self.first),
+                    row.num_nodes,
+                    depth,
+                    1.0 if sampling.is_greedy else sampling.temperature,
+                    sampling.limits if sampling.filters else None,
+                    None if sampling.is_greedy or not depth else noise_key(row.context),
+                    row.adapter,
+                )
+            )
+        return given
 
     def _draft_in_one_call(
         self, one_call: FusedDrafting, given: list[DraftingRow], rows: Sequence[DraftRow], reading: list[int]

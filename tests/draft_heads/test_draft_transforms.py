@@ -297,8 +297,8 @@ def test_row_sampling_is_the_transforms(many: list[Sampling], times: int, vocab:
     logits = 3 * torch.randn(len(many) * times, vocab, generator=generator)
     parts = [NodeRows(Context(one, [0], 1), times, lambda: torch.zeros(times, 0).long()) for one in many]
     wanted = processed_logits(logits, parts, TORCH)
-    given_rows = RowSampling.of(many, torch.float32, Packet(logits.device))
+    given_rows = RowSampling.of(many, torch.float32, Packet(logits.device), for_graph=False)
     assert given_rows is not None
     assert given_rows.repeated(times).process(logits.clone(), TORCH).equal(wanted)
-    whole = RowSampling.all_of(many, torch.float32, Packet(logits.device))
+    whole = RowSampling.of(many, torch.float32, Packet(logits.device), for_graph=True)
     assert whole.repeated(times).process(logits.clone(), TORCH).equal(wanted)
