@@ -131,6 +131,25 @@ def kind_of(settings: HeadSettings, tensors: HeadTensors) -> HeadKind[Any, Any] 
     return next((kind for kind in KINDS.values() if kind.recognises(settings, tensors)), None)
 
 
+def check_not_head(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Check that a folder given as a model holds no draft head.
+
+    Args:
+        settings: its config.json.
+        tensors: its tensors, which are not read.
+
+    Raises:
+        CheckpointError: it does; names the head's target, if config.json does.
+    """
+    said = HeadSettings.from_json(settings)
+    head = kind_of(said, HeadTensors(tensors))
+    if head is None:
+        return
+    named = said.verifier or said.training.get("target")
+    target = f"its target, {named}," if named else "its target"
+    raise CheckpointError(f"a draft head ({head.label}) and no model; give it as the draft, and {target} as the model")
+
+
 def _refuse_foreign(settings: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
     foreign = foreign_kind(settings, tensors or ())
     if foreign is not None:

@@ -1,8 +1,7 @@
 """Block draft heads (DFlash 2602.06036, DSpark 2607.05147, Domino 2605.29707): one pass drafts a block of positions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -136,11 +135,6 @@ class BlockHead(FeatureHead):
     @property
     def windows(self) -> tuple[int, ...]:
         return self.config.windows
-
-    @property
-    def decoder_layers(self) -> list[LlamaLayer]:
-        """The layers, typed."""
-        return list(cast("Iterable[LlamaLayer]", self.layers))
 
     @property
     def edge_scorer(self) -> EdgeScorer | None:

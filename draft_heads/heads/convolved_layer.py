@@ -48,13 +48,10 @@ class BlockConvolution(nn.Module):
         """Return the sublayer's input, `[rows, hidden_size]`, and the kernels that `after` takes."""
         own = self.kernel_projection(x).view(len(x), 2, self.taps, -1).repeat_interleave(self.group, 3)
         kernels = self.base_kernel + own
-        return self._convolved(x, kernels[:, 0]), kernels[:, 1]
+        return self.after(x, kernels[:, 0]), kernels[:, 1]
 
     def after(self, x: Tensor, kernels: Tensor) -> Tensor:
         """Return what the sublayer adds to the residual, from its output."""
-        return self._convolved(x, kernels)
-
-    def _convolved(self, x: Tensor, kernels: Tensor) -> Tensor:
         blocks, found = x.view(-1, self.rows, x.shape[1]), torch.zeros_like(x)
         for tap in range(self.taps):
             shifted = F.pad(blocks, (0, 0, tap, 0))[:, : self.rows]

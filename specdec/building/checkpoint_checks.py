@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from specdec.draft_heads.formats.head_kinds import read_head
+from specdec.draft_heads.formats.head_kinds import check_not_head, read_head
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.weight_files import has_weights, read_tensors
@@ -12,7 +12,6 @@ from specdec.models.head_fit import check_fit
 from specdec.models.hub import shown_path
 from specdec.models.llama import read_llama_config
 from specdec.models.llama_draft import holds_llama
-from specdec.models.not_a_head import check_not_head
 from specdec.models.tp_plan import Shard, TPPlan, plan_of
 from specdec.parallel.rank_layout import RankLayout
 

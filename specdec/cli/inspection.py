@@ -15,7 +15,7 @@ from specdec.core.device import name_of
 from specdec.core.outputs import taus_in_words
 from specdec.draft_heads.drafting.chain_sources import SOURCES
 from specdec.draft_heads.formats.head_kind import HeadDescription
-from specdec.draft_heads.formats.head_kinds import describe_folder
+from specdec.draft_heads.formats.head_kinds import check_not_head, describe_folder
 from specdec.draft_heads.formats.tap_ids import KEY, Taps
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context
 from specdec.draft_heads.llama.llama_config import LlamaConfig
@@ -25,7 +25,6 @@ from specdec.models.checkpoint import read_settings
 from specdec.models.head_fit import check_fit
 from specdec.models.hub import checkpoint_path, shown_path
 from specdec.models.llama_draft import holds_llama
-from specdec.models.not_a_head import check_not_head
 
 logger = logging.getLogger(__name__)
 

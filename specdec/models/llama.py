@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from specdec.draft_heads.formats.head_kinds import check_not_head
 from specdec.draft_heads.heads.draft_head import TargetOutput, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import (
     CheckpointError,
@@ -35,7 +36,6 @@ from specdec.kernels.types.fused import FeatureWeights, TargetWeights
 from specdec.kernels.types.product import Product
 from specdec.kernels.types.quantized_tensor import QuantizedTensor
 from specdec.models.checkpoint import read_settings, read_weights
-from specdec.models.not_a_head import check_not_head
 from specdec.models.quantization_config import QuantizationConfig, with_plain_weights
 from specdec.models.tp_plan import Shard
 

@@ -1,18 +1,21 @@
-"""One rank's shard of a target: a range of its layers, columns and rows of their weights, a part of the vocabulary."""
+"""One rank's shard of a target, and the parts of it and of draft models that exchange something with other ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from specdec.draft_heads.heads.draft_head import TargetOutput, TargetParts
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.llama_layer import DecoderLayer
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.fused import FeatureWeights
+from specdec.kernels.types.integers import ceil_div
 from specdec.models.checkpoint import read_settings, read_weights
 from specdec.models.llama import (
     LlamaModel,
@@ -23,10 +26,53 @@ from specdec.models.llama import (
     read_llama_config,
     untied,
 )
-from specdec.models.split_parts import SplitEmbedding, gathered, split_rows
-from specdec.models.tp_plan import Shard, TPPlan, plan_of
+from specdec.models.tp_plan import Shard, Span, TPPlan, plan_of
 from specdec.parallel.rank_group import RankGroup
 from specdec.parallel.rank_layout import RankGroups
+
+
+def split_rows(layers: Iterable[DecoderLayer], plan: TPPlan, group: RankGroup) -> None:
+    """Have decoder layers, which are made with a rank's sizes, sum their outputs over the ranks."""
+    for layer in layers:
+        if plan.attention:
+            layer.reduce = group.all_reduce
+        if plan.mlp:
+            layer.mlp.reduce = group.all_reduce
+
+
+class SplitEmbedding(nn.Embedding):
+    """A token embedding of which each rank holds a part of the vocabulary.
+
+    Args:
+        vocab: tokens of this rank.
+    """
+
+    def __init__(self, vocab: Span, size: int, group: RankGroup) -> None:
+        super().__init__(vocab.size, size, _weight=torch.empty(vocab.size, size))
+        self.vocab, self.group = vocab, group
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings of tokens, `[rows, size]`.
+
+        Each rank looks up its own tokens, and the ranks are summed.
+        """
+        start, stop, _ = self.vocab
+        is_elsewhere = (tokens < start) | (tokens >= stop)
+        own = F.embedding((tokens - start).masked_fill_(is_elsewhere, 0), self.weight)
+        return self.group.all_reduce(own.masked_fill_(is_elsewhere[:, None], 0))
+
+
+def gathered(logits: Tensor, total: int, group: RankGroup) -> Tensor:
+    """Return the logits of all ranks, `[rows, total]`; a collective, so all ranks must call it.
+
+    Args:
+        logits: `[rows, part]`, of this rank's `Shard.vocab`.
+    """
+    if not len(logits):
+        return logits.new_empty(0, total)
+    padding = ceil_div(total, group.size) - logits.shape[1]
+    parts = group.all_gather(F.pad(logits, (0, padding)) if padding else logits)
+    return torch.cat(parts, 1)[:, :total]
 
 
 def sharded(model: LlamaModel) -> "ShardedLlama":

@@ -21,8 +21,7 @@ from specdec.draft_heads.llama.mlp import mlp_kind
 from specdec.kernels.kernel_set import KernelSet
 from specdec.models.checkpoint import read_weights
 from specdec.models.llama_draft import draft_of
-from specdec.models.sharded_llama import ShardedLlama, load_shard
-from specdec.models.split_parts import SplitEmbedding, gathered, split_rows
+from specdec.models.sharded_llama import ShardedLlama, SplitEmbedding, gathered, load_shard, split_rows
 from specdec.models.tp_plan import Shard, TPPlan, tp_plan
 from specdec.parallel.rank_group import RankGroup, lone_group
 from specdec.parallel.rank_layout import RankGroups
