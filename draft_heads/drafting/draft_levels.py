@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from specdec.verify.tree_batch import slots_of
 
 @dataclass
 class DraftLevels:
-    """Scratch entries of the nodes expanded at each level, their ancestors, and how their rows sample.
+    """Scratch entries of the nodes expanded at each level, their ancestors, and how their rows sample, for one loop.
 
     Attributes:
         depth: most levels.
@@ -68,10 +68,6 @@ class DraftLevels:
     adapted: AdapterRows | None = None
     image: Tensor | None = None
     ahead: int = 0
-    _wide: tuple[NoiseRows, RowSampling | None] | None = None
-    _places: "_Places | None" = None
-    # Entries before a tree, which all of its nodes see.
-    _seen: Tensor | None = None
 
     @staticmethod
     def start(
@@ -176,31 +172,44 @@ class DraftLevels:
         assert noise is not None
         return self.positions.view(self.num_rows, self.width), noise.positions
 
-    def restart(self) -> None:
-        """Start over from the roots."""
-        self._wide = self._places = self._seen = None
+    @cached_property
+    def _repeated(self) -> tuple[NoiseRows, RowSampling | None]:
+        """Noise and sampling of the nodes of a frontier."""
+        return self.noise.repeated(self.frontier), self.sampling and self.sampling.repeated(self.frontier)
+
+    @cached_property
+    def _later(self) -> Tensor:
+        return torch.arange(self.depth, device=self.positions.device)[:, None]
+
+    @cached_property
+    def _rotary(self) -> Tensor:
+        """Rotary positions of the nodes of all levels, int64 `[depth, rows * width]`."""
+        return self.positions + self._later
+
+    @cached_property
+    def _outputs(self) -> Tensor | None:
+        """Output positions behind the nodes of all levels, int64 `[depth, rows * frontier]`; None on the host."""
+        noise = self._repeated[0].on_device
+        return None if noise is None else noise.positions + self._later
+
+    @cached_property
+    def _visible(self) -> Tensor:
+        """Entries before a tree, which all of its nodes see, int64 `[rows * width]`."""
+        return self.positions + self.first
 
     def noise_at(self, level: int) -> NoiseRows:
         """Return the noise of each node of a level; the roots are level 0."""
-        return self.noise if level == 0 else self._repeated()[0]
+        return self.noise if level == 0 else self._repeated[0]
 
     def noise_after(self, level: int) -> NoiseRows:
         """Return the noise of the output position after each node of a level; the roots are level 0."""
         if level == 0:
             return self.noise
-        known = self._placed().noise
-        return self._repeated()[0].later(level, None if known is None else known[level])
+        return self._repeated[0].later(level, None if self._outputs is None else self._outputs[level])
 
     def positions_at(self, level: int) -> Tensor:
         """Return the rotary positions of the nodes expanded at `level`, int64 `[rows * width]`."""
-        return self._placed().rotary[level - 1]
-
-    def _placed(self) -> "_Places":
-        if self._places is None:
-            later = torch.arange(self.depth, device=self.positions.device)[:, None]
-            noise = self._repeated()[0].on_device
-            self._places = _Places(self.positions + later, None if noise is None else noise.positions + later)
-        return self._places
+        return self._rotary[level - 1]
 
     def own_bits_at(self, level: int) -> Tensor | None:
         """Return the bits of the entries of nodes expanded at `level`; None where no pass of their own follows."""
@@ -208,13 +217,7 @@ class DraftLevels:
 
     def sampling_at(self, level: int) -> RowSampling | None:
         """Return the temperatures and filters of each node of a level."""
-        return self.sampling if level == 0 else self._repeated()[1]
-
-    def _repeated(self) -> tuple[NoiseRows, RowSampling | None]:
-        if self._wide is None:
-            sampling = self.sampling and self.sampling.repeated(self.frontier)
-            self._wide = self.noise.repeated(self.frontier), sampling
-        return self._wide
+        return self.sampling if level == 0 else self._repeated[1]
 
     def ragged(self, frontier: Frontier, level: int) -> RaggedRows:
         """Return what the nodes expanded at `level` see."""
@@ -226,9 +229,7 @@ class DraftLevels:
         return self._rows(1, self.positions, self.positions)
 
     def _seeing(self, level: int, ancestors: Tensor) -> RaggedRows:
-        if self._seen is None:
-            self._seen = self.positions + self.first
-        rows = self._rows(level, self._seen, ancestors)
+        rows = self._rows(level, self._visible, ancestors)
         for heads, plans in self.plans.items():
             rows.plans[heads] = plans[level - 1]
         rows.plans[ADAPTED] = self.adapted
@@ -257,18 +258,6 @@ class DraftLevels:
             bits: int64 `[width, words]`, the rows of its block that each row sees.
         """
         return self._seeing(1, bits.repeat(self.num_rows, 1))
-
-
-class _Places(NamedTuple):
-    """Positions of all levels, which are computed together.
-
-    Attributes:
-        rotary: int64 `[depth, rows * width]`.
-        noise: int64 `[depth, rows * frontier]`, output positions; None where noise is the host's.
-    """
-
-    rotary: Tensor
-    noise: Tensor | None
 
 
 def level_layout(rows: int, width: int, levels: int, dtype: torch.dtype) -> PacketLayout:

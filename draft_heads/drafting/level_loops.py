@@ -239,7 +239,6 @@ class LevelLoops(ABC, Generic[State]):
             depths: levels of each row, lowered where a deeper level is less probable than `min_reach`; None to draft
                 all levels.
         """
-        levels.restart()
         search = TreeSearch(levels.num_rows, self.branching, self.kernels.search)
         state = self._begin(levels, roots, rows, drawn=False)
         for level in range(1, levels.depth + 1):
@@ -262,7 +261,6 @@ class LevelLoops(ABC, Generic[State]):
         Args:
             probs: memory for the draft probabilities of as many rows or more, see `TreeDraw`; None to allocate it.
         """
-        levels.restart()
         own = None if probs is None else probs[: levels.num_rows]
         draw = TreeDraw(levels.num_rows, self.draw_sizes, levels.depth, self.kernels.search, own)
         state = self._begin(levels, roots, rows, drawn=True)
