@@ -11,7 +11,7 @@ from specdec.draft_heads.formats.block_settings import CONFIDENCE, DOMINO, MARKO
 from specdec.draft_heads.formats.draft_vocab import draft_tokens, vocabulary_maps
 from specdec.draft_heads.formats.head_kind import HeadDescription, HeadKind, LoadedHead, Source, expected_shapes, filled
 from specdec.draft_heads.formats.head_settings import HeadSettings, layer_settings
-from specdec.draft_heads.formats.head_tensors import HeadTensors
+from specdec.draft_heads.formats.head_tensors import EMBEDDING, OUTPUT, HeadTensors
 from specdec.draft_heads.heads.block_head import BlockConfig, BlockHead
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetParts
 from specdec.draft_heads.heads.edge_scorers import MARKOV_KINDS
@@ -19,8 +19,6 @@ from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.llama_config import positive
 from specdec.kernels.kernel_set import KernelSet
-
-EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
 
 
 class BlockKind(HeadKind[BlockConfig, BlockHead]):
@@ -87,8 +85,7 @@ class BlockKind(HeadKind[BlockConfig, BlockHead]):
         assert description.taps is not None
         taps = description.taps.of(target.config.num_layers)
         config, tokens = replace(description.config, taps=taps.layers), description.tokens
-        lent = {EMBEDDING: target.embedding} if description.embedding == Source.TARGET else {}
-        head = filled(partial(BlockHead, config), description.tensors.by_name, lent, target)
+        head = filled(partial(BlockHead, config), description.tensors.by_name, description.lent(target), target)
         form = head.form(kernels)
         output = target.output if head.lm_head is None else kernels.projection(head.lm_head.weight, None)
         if head.lm_head is not None and tokens is not None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from specdec.draft_heads.formats.draft_vocab import mapped_tokens
 from specdec.draft_heads.formats.head_kind import HeadDescription, HeadKind, LoadedHead, Source, expected_shapes, filled
 from specdec.draft_heads.formats.head_settings import HeadSettings, Layout, layer_settings
-from specdec.draft_heads.formats.head_tensors import HeadTensors
+from specdec.draft_heads.formats.head_tensors import EMBEDDING, OUTPUT, HeadTensors
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetParts
 from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.heads.readout import MatrixReadout
@@ -16,7 +16,6 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.llama_config import positive
 from specdec.kernels.kernel_set import KernelSet
 
-OUTPUT = "lm_head.weight"
 TOKEN_MAP = "token_map"
 # Keys by which config.json says that fc has a bias.
 FC_BIAS_KEYS = ("bias", "eagle_fc_bias", "fusion_bias")
@@ -39,7 +38,7 @@ class EagleKind(HeadKind[EagleConfig, EagleHead]):
         if not said:
             found = "one" if has_bias else "none"
             assumptions.append(f"config.json is silent about a bias of fc: the file has {found}")
-        has_embedding = "embed_tokens.weight" in tensors
+        has_embedding = EMBEDDING in tensors
         if not has_embedding:
             assumptions.append("the file has no embedding: the target's")
         has_output = settings.layout in WITH_OUTPUT and OUTPUT in tensors
@@ -49,7 +48,7 @@ class EagleKind(HeadKind[EagleConfig, EagleHead]):
         if has_output:
             expected[OUTPUT] = [rows, llama.hidden_size]
         if not has_embedding:
-            del expected["embed_tokens.weight"]
+            del expected[EMBEDDING]
         return HeadDescription(
             kind=self,
             label=self.label,
@@ -69,8 +68,7 @@ class EagleKind(HeadKind[EagleConfig, EagleHead]):
 
     def build(self, description: HeadDescription[EagleConfig], target: TargetParts, kernels: KernelSet) -> LoadedHead:
         config, given = description.config, description.tensors.by_name
-        lent = {"embed_tokens.weight": target.embedding} if description.embedding == Source.TARGET else {}
-        head = filled(partial(EagleHead, config), given, lent, target)
+        head = filled(partial(EagleHead, config), given, description.lent(target), target)
         matrix = given[OUTPUT].to(target.embedding) if description.output == Source.FILE else None
         return LoadedHead(
             DraftModel(head.form(kernels), _readout(description.tokens, matrix, target, kernels)), description

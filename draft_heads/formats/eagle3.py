@@ -10,17 +10,16 @@ from torch import Tensor
 
 from specdec.draft_heads.formats.draft_vocab import draft_tokens, vocabulary_maps
 from specdec.draft_heads.formats.head_kind import HeadDescription, HeadKind, LoadedHead, Source, expected_shapes, filled
-from specdec.draft_heads.formats.head_settings import HeadSettings, Layout, layer_settings, section
-from specdec.draft_heads.formats.head_tensors import HeadTensors
+from specdec.draft_heads.formats.head_settings import HeadSettings, Layout, layer_settings
+from specdec.draft_heads.formats.head_tensors import EMBEDDING, OUTPUT, HeadTensors
 from specdec.draft_heads.formats.tap_ids import KEY, TapIds, tap_ids
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetParts
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.heads.readout import MatrixReadout
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, items
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, items, section
 from specdec.draft_heads.llama.llama_config import flag, positive
 from specdec.kernels.kernel_set import KernelSet
 
-EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
 # Switches of config.json that plain EAGLE-3 does not have.
 VARIANTS = ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output")
 # Settings of speculators' proposals; other values would accept tokens that are not the target's.
@@ -98,9 +97,7 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
         assert description.taps is not None
         taps = description.taps.of(target.config.num_layers)
         config = replace(description.config, taps=taps.layers)
-        named, lent = dict(description.tensors.by_name), {}
-        if description.embedding == Source.TARGET:
-            lent[EMBEDDING] = target.embedding
+        named, lent = dict(description.tensors.by_name), description.lent(target)
         match description.output:
             case Source.TARGET:
                 lent[OUTPUT] = target.output.weight
@@ -176,7 +173,7 @@ def _output(settings: HeadSettings, tensors: HeadTensors, is_whole: bool, is_ali
     Args:
         is_whole: whether the head proposes all of the target's tokens. Otherwise only the file can have its matrix.
     """
-    if "lm_head.weight" in tensors or settings.layout == Layout.SPECULATORS or not is_whole:
+    if OUTPUT in tensors or settings.layout == Layout.SPECULATORS or not is_whole:
         return Source.FILE
     if settings.own.get("tie_word_embeddings"):
         return Source.EMBEDDING

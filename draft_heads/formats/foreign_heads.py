@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from specdec.draft_heads.formats.head_settings import section
-from specdec.draft_heads.llama.checkpoint_files import items
+from specdec.draft_heads.llama.checkpoint_files import items, section
 
 
 class ForeignHead(NamedTuple):

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specdec.draft_heads.formats.head_settings import HeadSettings
-from specdec.draft_heads.formats.head_tensors import HeadTensors
+from specdec.draft_heads.formats.head_tensors import EMBEDDING, HeadTensors
 from specdec.draft_heads.formats.tap_ids import TapIds
 from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, HeadConfig, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, check_finite, lend, place
@@ -119,6 +119,10 @@ class HeadDescription(Generic[C]):
         llama = self.config.llama.with_window(window)
         llama = replace(llama, max_position=min(llama.max_position, max_position))
         return replace(self, config=replace(self.config, llama=llama))
+
+    def lent(self, target: TargetParts) -> dict[str, Tensor]:
+        """Return the target's embedding by its name, where the head has none of its own."""
+        return {EMBEDDING: target.embedding} if self.embedding == Source.TARGET else {}
 
     @property
     def file_tensors(self) -> dict[str, Tensor]:

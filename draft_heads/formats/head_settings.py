@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from specdec.draft_heads.formats.head_tensors import HeadTensors
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, items
+from specdec.draft_heads.llama.checkpoint_files import items, section
 from specdec.draft_heads.llama.llama_config import LlamaConfig, positive
 
 
@@ -112,18 +112,6 @@ def _plain_layout(settings: Mapping[str, Any]) -> Layout:
     if any(name.startswith("Eagle") for name in names) or settings.get("model_type") == "eagle":
         return Layout.VLLM
     return Layout.OFFICIAL
-
-
-def section(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a nested part of a config.json, empty if it is absent.
-
-    Raises:
-        CheckpointError: the part is no object.
-    """
-    value = settings.get(key) or {}
-    if not isinstance(value, Mapping):
-        raise CheckpointError(f"config.json: {key} = {value!r} must be an object")
-    return value
 
 
 def layer_settings(llama: LlamaConfig) -> dict[str, Any]:

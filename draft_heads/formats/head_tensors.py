@@ -6,6 +6,7 @@ from torch import Tensor
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, check_fit
 
+EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
 # Prefixes in other layouts, and here: official EAGLE-3, speculators' EAGLE-1, SGLang's first EAGLE-3.1, DFlash, Domino.
 ALIASES = (
     ("midlayer.", "layers.0."),

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.formats.head_settings import section
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, section
 from specdec.kernels.types.quantized_tensor import QuantizedRows, scales_of_rows
 
 FP8 = torch.float8_e4m3fn

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from specdec.draft_heads.formats.head_settings import HeadSettings, Layout, section
+from specdec.draft_heads.formats.head_settings import HeadSettings, Layout
 from specdec.draft_heads.heads.eagle3 import default_taps
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, section
 
 KEY = "eagle_aux_hidden_state_layer_ids"
 

@@ -80,6 +80,18 @@ def items(settings: Mapping[str, Any], key: str) -> list[Any]:
     return value
 
 
+def section(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a nested part of a config.json, empty if it is absent.
+
+    Raises:
+        CheckpointError: the part is no object.
+    """
+    value = settings.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise CheckpointError(f"config.json: {key} = {value!r} must be an object")
+    return value
+
+
 def check_weight_dtypes(tensors: Mapping[str, Tensor]) -> None:
     """Check that all tensors are plain floating-point numbers.
 

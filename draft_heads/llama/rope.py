@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, section
 
 # Cosines and signed sines at the rows' positions, `[rows, 1, head_dim]` each, as `kernels.rotate_` takes them.
 Rotary = tuple[Tensor, Tensor]
@@ -46,10 +46,7 @@ class RopeConfig:
             CheckpointError: an unknown rope type, a missing or unusable number, or a theta that would be lost.
         """
         spelling = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-        spelled = config.get(spelling) or {}
-        if not isinstance(spelled, Mapping):
-            raise CheckpointError(f"config.json: {spelling} = {spelled!r} must be an object")
-        values = dict(spelled)
+        values = dict(section(config, spelling))
         if any(isinstance(value, Mapping) for value in values.values()):
             raise CheckpointError(f"config.json: {spelling} of its own for each layer type is not supported")
         kinds = (values.get(key) for key in ("rope_type", "type"))

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specdec.draft_heads.formats.head_settings import section
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, section
 from specdec.draft_heads.llama.kv_scheme import quantizes_kv_alone
 
 Method = Literal["fp8", "awq", "gptq", "compressed-tensors"]

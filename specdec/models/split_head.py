@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from specdec.draft_heads.formats.head_kind import HeadDescription, LoadedHead
 from specdec.draft_heads.formats.head_kinds import fitting_head
+from specdec.draft_heads.formats.head_tensors import EMBEDDING, OUTPUT
 from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, TargetParts
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context
@@ -27,7 +28,6 @@ from specdec.parallel.rank_group import RankGroup, lone_group
 from specdec.parallel.rank_layout import RankGroups
 
 WHOLE_VOCABULARY = {"embed_tokens": "replicate", "lm_head": "replicate"}
-EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
 
 
 def load_split_head(folder: Path, target: ShardedLlama, kernels: KernelSet, window: int | None = None) -> LoadedHead:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, section
 from specdec.draft_heads.llama.kv_scheme import is_kv_scale
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.mlp import GatedMLP, mlp_kind
@@ -318,9 +318,7 @@ def plan_of(settings: Mapping[str, object], sizes: LlamaConfig) -> TPPlan:
         CheckpointError: a plan that is no object.
         ValueError: see `TPPlan`.
     """
-    given = settings.get("base_model_tp_plan") or {}
-    if not isinstance(given, Mapping):
-        raise CheckpointError(f"config.json: base_model_tp_plan is {given!r:.100}; it must be an object")
-    own = {str(name).removeprefix("model."): str(word) for name, word in given.items()}
+    given = section(settings, "base_model_tp_plan")
+    own = {name.removeprefix("model."): str(word) for name, word in given.items()}
     kind = mlp_kind(sizes)
     return TPPlan({**own, **{name: word for name, word in tp_plan(kind).items() if name not in own}}, kind)

@@ -25,7 +25,7 @@ def test_an_unknown_word_is_refused_by_name(world: World) -> None:
         ValueError, match=r"plan has 'layers.\*.mlp.down_proj': 'moe_tp_experts'; known words are colwise"
     ):
         plan_of({"base_model_tp_plan": plan}, read_llama_config(world.folder / "target"))
-    with pytest.raises(CheckpointError, match="base_model_tp_plan is 3; it must be an object"):
+    with pytest.raises(CheckpointError, match="base_model_tp_plan = 3 must be an object"):
         plan_of({"base_model_tp_plan": 3}, read_llama_config(world.folder / "target"))
 
 
