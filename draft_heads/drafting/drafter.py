@@ -1,8 +1,8 @@
-"""The interface of drafters."""
+"""The interface of drafters: their rows, and trees that a device drafts before the host knows the step before."""
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from specdec.kernels.types.draft_trees import DraftTrees, HostTrees
 from specdec.kernels.types.types import Acceptance, TokenTargets, Walk
@@ -64,18 +64,54 @@ class DraftRow(NamedTuple):
         return self.context.token_ids
 
 
-class Learner(Protocol):
-    """Drafts for the coming step, of use to requests that take exactly the tokens of this step's outcome."""
+class LoopAhead(NamedTuple):
+    """The candidates of some rows' trees.
+
+    Attributes:
+        places: of the rows among those that were drafted for.
+        drawn: whether the trees are drawn.
+        grown: what the loop over levels has returned, valid until the device runs another graph.
+    """
+
+    places: Sequence[int]
+    drawn: bool
+    grown: Any
+
+
+class DraftsAhead:
+    """Candidates for the trees of the coming step. How large these are is decided with it.
+
+    The tokens are those that the step before brings, so they are of use to the step after it alone, and to rows that
+    have just these tokens then.
+
+    Args:
+        rows: the rows of the step before.
+    """
+
+    def __init__(self, rows: Sequence[DraftRow], loops: Sequence[LoopAhead]) -> None:
+        self.loops = loops
+        self._rows = [(row.token_ids, len(row.token_ids)) for row in rows]
+        self._known: dict[int, tuple[int, int]] = {}
 
     def learn(self, acceptances: Sequence[Acceptance]) -> None:
-        """Take the outcome of each row that was drafted for, which tells the tokens that its draft is for."""
-        ...
+        """Learn what the step has brought to each row."""
+        for place, ((tokens, known), outcome) in enumerate(zip(self._rows, acceptances, strict=True)):
+            self._known[id(tokens)] = place, known + len(outcome.path) + 1
+
+    def places_of(self, rows: Sequence[DraftRow]) -> dict[int, int]:
+        """Return the places here of rows that ask for a tree and have one."""
+        places = {}
+        for i, row in enumerate(rows):
+            place, known = self._known.get(id(row.token_ids), (0, 0))
+            if row.drafts and known == len(row.token_ids) and row.num_draft_cached >= self._rows[place][1]:
+                places[i] = place
+        return places
 
 
 # Moves the accepted entries of a walk, and writes the new tokens to where drafting reads them.
 Commit = Callable[[Walk, Sequence[TokenTargets]], None]
 # Drafts for the coming step behind a walk, once it is committed.
-DraftAhead = Callable[[Walk, Commit], Learner]
+DraftAhead = Callable[[Walk, Commit], DraftsAhead]
 
 
 class Drafter(Protocol):

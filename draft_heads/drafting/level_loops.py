@@ -9,8 +9,7 @@ from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_levels import DraftLevels
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
-from specdec.draft_heads.drafting.drafts_ahead import DraftsAhead
+from specdec.draft_heads.drafting.drafter import DraftRow, DraftsAhead, Proposal
 from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
 from specdec.draft_heads.drafting.tree_search import Searched, TreeSearch
 from specdec.draft_heads.heads.draft_head import CachedHead

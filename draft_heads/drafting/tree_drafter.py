@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_levels import DraftLevels
-from specdec.draft_heads.drafting.drafter import Commit, DraftAhead, DraftRow, Proposal
-from specdec.draft_heads.drafting.drafts_ahead import DraftsAhead, LoopAhead
+from specdec.draft_heads.drafting.drafter import Commit, DraftAhead, DraftRow, DraftsAhead, LoopAhead, Proposal
 from specdec.draft_heads.drafting.level_loops import LevelLoops, State
 from specdec.draft_heads.drafting.tree_draw import TreeDraw
 from specdec.draft_heads.drafting.tree_search import Searched, TreeBounds, TreeSearch

@@ -11,7 +11,7 @@ import torch
 from specdec import LLM, SamplingParams
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.draft_heads.drafting.drafts_ahead import DraftsAhead
+from specdec.draft_heads.drafting.drafter import DraftsAhead
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.kernels.types.upload import Download
 from specdec.scheduling.draft_budget import DraftBudget
