@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.llama_layer import Attention, ComposedMixer, LayerForm, LlamaLayer
+from specdec.draft_heads.llama.llama_layer import Attention, ComposedMixer, DecoderLayer
+from specdec.draft_heads.llama.norm import RMSNorm
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
 
@@ -59,7 +60,7 @@ class BlockConvolution(nn.Module):
         return found
 
 
-class ConvolvedLayer(LlamaLayer):
+class ConvolvedLayer(DecoderLayer):
     """A Llama layer over whole blocks, with convolutions around its sublayers.
 
     Args:
@@ -68,20 +69,20 @@ class ConvolvedLayer(LlamaLayer):
     """
 
     def __init__(self, config: LlamaConfig, convolution: ConvolutionConfig, rows: int, window: int = 0) -> None:
-        super().__init__(config, window=window)
+        super().__init__(config, config.hidden_size, window)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.attention_conv = BlockConvolution(config.hidden_size, convolution, rows)
         self.mlp_conv = BlockConvolution(config.hidden_size, convolution, rows)
 
-    def form(self, kernels: KernelSet | None) -> LayerForm:
+    def form(self, kernels: KernelSet | None) -> "ConvolvedLayerForm":
         """Return the layer as it is called, always part by part."""
         return ConvolvedLayerForm(self, kernels)
 
 
 class ConvolvedLayerForm:
-    """See `LayerForm`."""
+    """`ConvolvedLayer` as it is called; see `LayerForm`."""
 
     def __init__(self, layer: ConvolvedLayer, kernels: KernelSet | None) -> None:
-        assert layer.input_layernorm is not None
         self.norm, self.mixer = layer.input_layernorm.form(kernels), ComposedMixer(layer, kernels)
         self.attention_conv, self.mlp_conv = layer.attention_conv, layer.mlp_conv
 

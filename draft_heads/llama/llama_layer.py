@@ -198,21 +198,6 @@ class FusedMixer:
 Mixer = ComposedMixer | FusedMixer
 
 
-class LayerForm(Protocol):
-    """A decoder layer as it is called.
-
-    Attributes:
-        mixer: its attention and MLP.
-    """
-
-    @property
-    def mixer(self) -> Mixer: ...
-
-    def __call__(self, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
-        """Run the layer: `[rows, hidden_size]` to `[rows, hidden_size]`."""
-        ...
-
-
 class LlamaLayer(DecoderLayer):
     """Llama decoder layer; without `input_norm` it is the first layer of an EAGLE-1/2 head."""
 
@@ -220,12 +205,16 @@ class LlamaLayer(DecoderLayer):
         super().__init__(config, config.hidden_size, window)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps) if input_norm else None
 
-    def form(self, kernels: KernelSet | None) -> LayerForm:
-        return LlamaLayerForm(self, kernels)
+    def form(self, kernels: KernelSet | None) -> "LayerForm":
+        return LayerForm(self, kernels)
 
 
-class LlamaLayerForm:
-    """See `LayerForm`."""
+class LayerForm:
+    """`LlamaLayer` as it is called.
+
+    Attributes:
+        mixer: its attention and MLP.
+    """
 
     def __init__(self, layer: LlamaLayer, kernels: KernelSet | None) -> None:
         norm = layer.input_layernorm
@@ -233,6 +222,7 @@ class LlamaLayerForm:
         self.mixer = layer.mixer(kernels, norm)
 
     def __call__(self, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
+        """Run the layer: `[rows, hidden_size]` to `[rows, hidden_size]`."""
         if isinstance(self.mixer, FusedMixer):
             return self.mixer(None, hidden, rotary, attention)
         return self.mixer(hidden if self.norm is None else self.norm(hidden), hidden, rotary, attention)

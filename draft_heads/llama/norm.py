@@ -1,25 +1,11 @@
 """RMS norm: its weights, and its form for a kernel set."""
 
-from typing import Protocol
-
 import torch
 from torch import Tensor, nn
 
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.reference.elementwise import add_rms_norm, rms_norm
 from specdec.kernels.types.types import HeadNorms
-
-
-class Norm(Protocol):
-    """`RMSNorm` as it is called."""
-
-    weight: Tensor
-
-    def __call__(self, x: Tensor, /) -> Tensor: ...
-
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the norm of `residual + x`, and the sum itself."""
-        ...
 
 
 class RMSNorm(nn.Module):
@@ -32,10 +18,10 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Norm`."""
+        """Return the norm of `residual + x`, and the sum itself."""
         return add_rms_norm(x, residual, self.weight, self.eps)
 
-    def form(self, kernels: KernelSet | None) -> Norm:
+    def form(self, kernels: KernelSet | None) -> "Norm":
         """Return the norm by a device's kernels; see `Linear`."""
         return self if kernels is None else ServedRMSNorm(self.weight.detach(), self.eps, kernels)
 
@@ -51,6 +37,10 @@ class ServedRMSNorm:
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
+
+
+# A norm as it is called.
+Norm = RMSNorm | ServedRMSNorm
 
 
 def head_norms(query: RMSNorm, key: RMSNorm, kernels: KernelSet | None) -> HeadNorms:
