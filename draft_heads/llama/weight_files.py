@@ -42,13 +42,22 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     for file in files:
         if not file.is_file():
             raise CheckpointError(f"{folder}: {file.name} is named in {INDEX} but missing")
-        try:
-            found = load_file(file) if file.suffix == ".safetensors" else _load_pickled(file)
-        except Exception as error:
-            raise CheckpointError(f"{file}: {damage(file, first_line(error))}") from None
+        found = load_tensors(file)
         # A tensor that two files hold is that of the file which the index names for it.
         tensors |= {name: found[name] for name in found if name not in tensors or folder / named.get(name, "") == file}
     return {name: tensor for name, tensor in tensors.items() if not is_buffer(name, tensor)}
+
+
+def load_tensors(file: Path) -> dict[str, Tensor]:
+    """Load a file of tensors, safetensors or a pickle, mapped into memory.
+
+    Raises:
+        CheckpointError: it cannot be read, with the reason.
+    """
+    try:
+        return load_file(file) if file.suffix == ".safetensors" else _load_pickled(file)
+    except Exception as error:
+        raise CheckpointError(f"{file}: {damage(file, first_line(error))}") from None
 
 
 def is_buffer(name: str, tensor: Tensor) -> bool:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from specdec.draft_heads.llama.checkpoint_files import (
@@ -15,10 +14,11 @@ from specdec.draft_heads.llama.checkpoint_files import (
     check_finite,
     check_weight_dtypes,
     error_context,
-    first_line,
     listed,
     read_object,
 )
+from specdec.draft_heads.llama.unreadable_files import missing_path
+from specdec.draft_heads.llama.weight_files import load_tensors
 from specdec.kernels.types.adapters import LayerAdapter, LowRank
 from specdec.models.adapter_layout import AdapterLayout
 
@@ -82,15 +82,14 @@ def read_adapter(
             supported.
     """
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder")
+        raise CheckpointError(missing_path(folder))
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder}: not a LoRA adapter in PEFT's format: it holds no {name}")
-    settings = read_object(folder / CONFIG)
+    settings, tensors = read_object(folder / CONFIG), load_tensors(folder / WEIGHTS)
     with error_context(folder):
         _check_settings(settings)
         scales = _Scales(settings, max_rank, dtype)
-        tensors = _tensors(folder / WEIGHTS)
         pairs = _pairs(tensors, layout, of)
         check_finite(tensors, dtype)
         return [
@@ -165,14 +164,6 @@ def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
         raise CheckpointError(f"{CONFIG}: {name} holds {value!r:.60}; it must be a number above 0")
     return value
-
-
-def _tensors(file: Path) -> dict[str, Tensor]:
-    try:
-        found: dict[str, Tensor] = load_file(file)
-    except Exception as error:
-        raise CheckpointError(f"{file.name}: cannot be read: {first_line(error)}") from None
-    return found
 
 
 class _Module(NamedTuple):
