@@ -20,12 +20,25 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.llama_config import positive
 from specdec.kernels.kernel_set import KernelSet
 
+# A tensor that all of these heads have.
+BACKBONE = "hidden_norm.weight"
+
 
 class BlockKind(HeadKind[BlockConfig, BlockHead]):
-    """Heads with the DFlash backbone; the tensors of an edge scorer tell them apart."""
+    """Heads with the DFlash backbone.
 
-    sign = "hidden_norm.weight"
+    Attributes:
+        parts: beginnings of the names of tensors that only heads of this kind have; none for plain DFlash, which is
+            asked last.
+    """
+
+    sign = BACKBONE
     id_maps = ("d2t", "t2d")
+    parts: tuple[str, ...] = ()
+
+    def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
+        """Return whether it is a backbone with tensors of the kind."""
+        return BACKBONE in tensors and (not self.parts or tensors.has_any(*self.parts))
 
     def describe(self, settings: HeadSettings, tensors: HeadTensors) -> HeadDescription[BlockConfig]:
         llama, assumptions = settings.llama(tensors)
@@ -197,10 +210,6 @@ class DFlashKind(BlockKind):
     name = "dflash"
     label = "DFlash"
 
-    def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
-        """Return whether it is a backbone; kinds with an edge scorer are asked before."""
-        return _is_backbone(tensors)
-
     def own_settings(self, config: BlockConfig, inner: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         return {"architectures": ["DFlashDraftModel"], "dflash_config": dict(inner)}
 
@@ -211,10 +220,7 @@ class DSparkKind(BlockKind):
     name = "dspark"
     label = "DSpark"
     sign = "markov_head.markov_w1.weight"
-
-    def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
-        """Return whether it is a backbone with DSpark's heads."""
-        return _is_backbone(tensors) and tensors.has_any(MARKOV, CONFIDENCE)
+    parts = (MARKOV, CONFIDENCE)
 
     def own_settings(self, config: BlockConfig, inner: Mapping[str, Any]) -> dict[str, Any]:
         return {"architectures": ["Qwen3DSparkModel"], **inner, **_dspark_settings(config)}
@@ -226,10 +232,7 @@ class DominoKind(BlockKind):
     name = "domino"
     label = "Domino"
     sign = "prefix_gru.weight_ih_l0"
-
-    def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
-        """Return whether it is a backbone with a GRU."""
-        return _is_backbone(tensors) and tensors.has_any(DOMINO)
+    parts = (DOMINO,)
 
     def own_settings(self, config: BlockConfig, inner: Mapping[str, Any]) -> dict[str, Any]:
         assert config.domino is not None
@@ -249,10 +252,7 @@ class DFlash2Kind(BlockKind):
     name = "dflash2"
     label = "DFlash2"
     sign = "candidate_selector.predecessor_codebook"
-
-    def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
-        """Return whether it is a backbone with a selector or convolutions."""
-        return _is_backbone(tensors) and (tensors.has_any(SELECTOR) or tensors.has("mlp_conv.base_kernel"))
+    parts = (SELECTOR, "layers.0.mlp_conv.base_kernel")
 
     def own_settings(self, config: BlockConfig, inner: Mapping[str, Any]) -> dict[str, Any]:
         sizes: dict[str, Any] = {}
@@ -261,10 +261,6 @@ class DFlash2Kind(BlockKind):
         if config.convolution is not None:
             sizes |= {"conv_kernel_size": config.convolution.taps, "conv_group_size": config.convolution.group}
         return {"architectures": ["DFlash2DraftModel"], "dflash_config": {**inner, **sizes}}
-
-
-def _is_backbone(tensors: HeadTensors) -> bool:
-    return BlockKind.sign in tensors
 
 
 def _dspark_settings(config: BlockConfig) -> dict[str, Any]:

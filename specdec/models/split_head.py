@@ -54,12 +54,12 @@ def load_split_head(folder: Path, target: ShardedLlama, kernels: KernelSet, wind
         # All of them on every rank, so that either all ranks load the head or none.
         found.check_finite(target.dtype)
         loaded = found.kind.build(part.described(found), parts._replace(divide=part.divide), kernels)
-    drafts = [None if draft is None else draft._replace(part=shard) for draft in (loaded.draft, loaded.other)]
-    if splits_vocabulary:
-        drafts = [None if draft is None else gathering(draft, group) for draft in drafts]
-    draft, other = drafts
-    assert draft is not None
-    return loaded._replace(draft=draft, other=other)
+
+    def own(draft: DraftModel) -> DraftModel:
+        draft = draft._replace(part=shard)
+        return gathering(draft, group) if splits_vocabulary else draft
+
+    return loaded._replace(draft=own(loaded.draft), other=None if loaded.other is None else own(loaded.other))
 
 
 def load_split_llama(
@@ -83,9 +83,7 @@ def load_split_llama(
     with _split_context(folder):
         model = load_shard(folder, dtype, device, kernels, groups, window)
     draft = draft_of(model, folder, target.folder, target.shard.whole)._replace(part=model.shard)
-    if not model.shard.plan.vocabulary:
-        return draft
-    return gathering(draft, target.group)
+    return gathering(draft, target.group) if model.shard.plan.vocabulary else draft
 
 
 def head_plan(sizes: LlamaConfig, *, splits_vocabulary: bool = True) -> TPPlan:
