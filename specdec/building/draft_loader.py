@@ -18,8 +18,8 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.product import Product
 from specdec.models.adapter_layout import attach_draft_adapters
 from specdec.models.hub import shown_path
-from specdec.models.llama import LlamaModel
-from specdec.models.llama_draft import holds_llama, load_llama_draft
+from specdec.models.llama import LlamaModel, load_llama
+from specdec.models.llama_draft import draft_of, holds_llama
 from specdec.models.sharded_llama import sharded
 from specdec.models.split_head import load_split_head, load_split_llama
 
@@ -71,7 +71,7 @@ def _load_head(config: EngineConfig, folder: Path, target: LlamaModel, kernels: 
 def _load_llama(config: EngineConfig, folder: Path, target: LlamaModel, kernels: KernelSet) -> DraftModel:
     given = (DTYPES[config.dtype], torch.device(config.device), kernels, config.draft_window_size)
     if config.draft_tensor_parallel_size == 1:
-        return load_llama_draft(folder, config.model, target.config, *given)
+        return draft_of(load_llama(folder, *given), folder, config.model, target.config)
     return load_split_llama(folder, sharded(target), *given)
 
 

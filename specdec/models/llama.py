@@ -140,7 +140,8 @@ class LlamaModel:
 
     def enter(self, tokens: Tensor, tap_layers: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:  # noqa: ARG002
         """Return the input of the first layer, `[rows, hidden_size]`, and the inputs of tapped layers before it."""
-        return self.embed(tokens), {}
+        hidden: Tensor = self.embed_tokens(tokens)
+        return hidden, {}
 
     def leave(self, hidden: Tensor, taps: dict[int, Tensor], tap_layers: Sequence[int]) -> TargetOutput:
         """Return the decoder's output.
@@ -154,11 +155,6 @@ class LlamaModel:
 
     def flush(self) -> None:
         """Wait until the next pipeline stage has taken what was sent to it: here there is none."""
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings of tokens, `[rows, hidden_size]`."""
-        embedded: Tensor = self.embed_tokens(tokens)
-        return embedded
 
     def whole(self, logits: Tensor) -> Tensor:
         """Return logits of the whole vocabulary, `[rows, vocab_size]`: here those of `output`."""

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from specdec.draft_heads.formats.head_kinds import kind_of
@@ -18,9 +17,8 @@ from specdec.draft_heads.llama.llama_layer import Attention
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.draft_heads.llama.weight_files import read_tensors
 from specdec.gguf.file import is_gguf
-from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.fused import HeadWeights
-from specdec.models.llama import LlamaModel, load_llama
+from specdec.models.llama import LlamaModel
 from specdec.models.tokenizer import check_same_vocabulary
 
 
@@ -62,30 +60,17 @@ def holds_llama(folder: Path) -> bool:
     return "embed_tokens.weight" in tensors and "norm.weight" in tensors and not is_head
 
 
-def load_llama_draft(
-    folder: Path,
-    target: Path,
-    sizes: LlamaConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    kernels: KernelSet,
-    window: int | None = None,
-) -> DraftModel:
-    """Load a model that drafts for a target.
+def draft_of(model: LlamaModel, folder: Path, target: Path, sizes: LlamaConfig) -> DraftModel:
+    """Return the draft model that a loaded Llama is for a target.
 
     Args:
+        folder: the Llama's.
         target: the target's folder, for its tokenizer.
         sizes: the target's shape.
-        window: as for `load_llama`.
 
     Raises:
-        CheckpointError: the model cannot be loaded, or it has another vocabulary.
+        CheckpointError: the Llama has another vocabulary, or weights that are not finite.
     """
-    return draft_of(load_llama(folder, dtype, device, kernels, window), folder, target, sizes)
-
-
-def draft_of(model: LlamaModel, folder: Path, target: Path, sizes: LlamaConfig) -> DraftModel:
-    """Return the draft model of a loaded Llama; see `load_llama_draft` for the other arguments and the errors."""
     check_same_vocabulary(folder, target)
     if not is_gguf(folder):
         with error_context(folder):

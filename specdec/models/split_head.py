@@ -76,7 +76,7 @@ def load_split_llama(
         window: as for `load_llama`.
 
     Raises:
-        CheckpointError: as `load_llama_draft`.
+        CheckpointError: as `load_llama` and `draft_of`.
         ValueError: the model cannot be split over so many ranks.
     """
     groups = RankGroups(target.group, lone_group(device))

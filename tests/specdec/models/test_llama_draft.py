@@ -21,9 +21,11 @@ from specdec import LLM, SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
+from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.models.llama_draft import holds_llama, load_llama_draft
+from specdec.models.llama import load_llama
+from specdec.models.llama_draft import draft_of, holds_llama
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree_batch import slots_of
 from tests.draft_heads.dense_search import TokenPath, dense_search, paths_of
@@ -49,6 +51,10 @@ class Small(NamedTuple):
 def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     folder = tmp_path_factory.mktemp("small")
     return Small(folder, save_random_llama(folder, seed=3, **SMALL))
+
+
+def load_draft(folder: Path, target: Path) -> DraftModel:
+    return draft_of(load_llama(folder, torch.float64, CPU, TORCH), folder, target, LlamaConfig.from_json(TINY))
 
 
 def dense_tree(model: LlamaForCausalLM, row: DraftRow, shape: DraftShape) -> set[TokenPath]:
@@ -81,7 +87,7 @@ def test_trees_equal_dense_passes_over_many_rounds(
     restarted: int,
 ) -> None:
     """Rows that read all, a part or nothing of what is known of them, from the very first token on."""
-    draft = load_llama_draft(small.folder, small.folder, LlamaConfig.from_json(TINY), torch.float64, CPU, TORCH)
+    draft = load_draft(small.folder, small.folder)
     plan = shuffled_tables([MOST_TOKENS + shape.slots] * 3, 8, seed)
     llama = draft.head.llama
     kv = torch.full(
@@ -202,14 +208,12 @@ def test_models_that_cannot_draft_are_refused(
 def test_the_same_tokenizer_is_taken(world: World, tmp_path: Path) -> None:
     save_random_llama(tmp_path, seed=3, **SMALL)
     shutil.copy(world.folder / "target" / "tokenizer.json", tmp_path)
-    sizes = LlamaConfig.from_json(TINY)
     assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).get_vocab_size() == VOCAB
-    assert load_llama_draft(tmp_path, world.folder / "target", sizes, torch.float64, CPU, TORCH).head.feature_size == 0
+    assert load_draft(tmp_path, world.folder / "target").head.feature_size == 0
 
 
 def test_it_has_no_more_positions_than_its_target(world: World, tmp_path: Path) -> None:
     save_random_llama(tmp_path)
     edit_json(tmp_path / "config.json", max_position_embeddings=10**9)
-    sizes = LlamaConfig.from_json(TINY)
-    draft = load_llama_draft(tmp_path, world.folder / "target", sizes, torch.float64, CPU, TORCH)
-    assert draft.head.llama.max_position == sizes.max_position
+    draft = load_draft(tmp_path, world.folder / "target")
+    assert draft.head.llama.max_position == LlamaConfig.from_json(TINY).max_position
