@@ -157,7 +157,7 @@ class LoopGraphs(Generic[Grown]):
         fill = graph.filling(unread, levels, packet)
         packet.send()
         fill()
-        graph.capture(capture)
+        graph.replay = capture(graph.run)
 
     def run_of(self, unread: Unread, levels: DraftLevels, packet: Packet) -> Callable[[], Grown]:
         """Return the captured drafting, which may run once the packet is sent.
@@ -168,7 +168,14 @@ class LoopGraphs(Generic[Grown]):
             levels: of a padded batch that a graph was captured for, whose rows ask for no more than a temperature and
                 filters.
         """
-        return self.captured[levels.num_rows, levels.adapted is not None].run_of(unread, levels, packet)
+        graph = self.captured[levels.num_rows, levels.adapted is not None]
+        fill = graph.filling(unread, levels, packet)
+
+        def run() -> Grown:
+            fill()
+            return graph.replay()
+
+        return run
 
 
 class DraftGraphs(NamedTuple):
@@ -231,25 +238,12 @@ class _DraftGraph(Generic[Grown]):
             adapters=(),
             adapted=self._drafted,
         )
-        self._replay: Callable[[], Grown]
+        self.replay: Callable[[], Grown]
 
-    def capture(self, capture: Capture) -> None:
-        """Capture the drafting over the inputs as they are."""
-        self._replay = capture(self._run)
-
-    def _run(self) -> Grown:
+    def run(self) -> Grown:
+        """Draft over the inputs as they are, kernel by kernel; captured, it becomes `replay`."""
         plans = {one: plan.of_levels(self._more) for one, plan in self._first_plans.items()}
         return self._owner.grow(self.batch, self._last + self._accepted, replace(self.levels, plans=plans))
-
-    def run_of(self, unread: Unread, levels: DraftLevels, packet: Packet) -> Callable[[], Grown]:
-        """See `LoopGraphs.run_of`."""
-        fill = self.filling(unread, levels, packet)
-
-        def run() -> Grown:
-            fill()
-            return self._replay()
-
-        return run
 
     def filling(self, unread: Unread, levels: DraftLevels, packet: Packet) -> Callable[[], None]:
         """Return what sets the inputs, once the packet is sent."""

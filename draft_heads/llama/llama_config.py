@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.llama.alibi import alibi_slopes
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, items
 from specdec.draft_heads.llama.kv_scheme import kv_cache_dtype_of, quantizes_kv_alone
 from specdec.draft_heads.llama.rope import WITHOUT_ROTATION, RopeConfig
@@ -222,6 +221,23 @@ class LlamaConfig:
             normalised_head=normalised,
             kv_cache_dtype=kv_cache_dtype,
         )
+
+
+def alibi_slopes(heads: int) -> tuple[float, ...]:
+    """Return the slopes of ALiBi: by how much a head's scores fall with every position that a key lies farther back.
+
+    Attention with linear biases: Press et al. 2021, 2108.12409.
+
+    Of n heads, a power of two, head i from 1 on has 2^(-8 i / n). Other numbers take those of the next lower power of
+    two, and behind them every other one of twice as many heads, as the authors' code does.
+
+    Args:
+        heads: of the whole layer; a rank's are a part of theirs.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    return tuple(2 ** (-8 * i / power) for i in range(1, power + 1)) + tuple(
+        2 ** (-4 * i / power) for i in range(1, 2 * (heads - power), 2)
+    )
 
 
 def _has_alibi(config: Mapping[str, Any], hidden: int) -> bool:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.draft_heads.llama.alibi import alibi_slopes
+from specdec.draft_heads.llama.llama_config import alibi_slopes
 from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.types.tree import ROOT, DraftTree
 from tests.strategies import draft_trees, seeds, shuffled_tables

@@ -10,8 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.draft_heads.llama.alibi import alibi_slopes
-from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.llama_config import LlamaConfig, alibi_slopes
 from specdec.draft_heads.llama.llama_layer import LlamaLayer, PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.kernel_set import KernelSet, choose_kernels

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.cache.kv_cache import KVCache
-from specdec.draft_heads.llama.alibi import alibi_slopes
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
-from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.llama_config import LlamaConfig, alibi_slopes
 from specdec.execution.model_runner import ModelRunner
 from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.native.library import library_file
