@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from prometheus_client import (
     CollectorRegistry,
@@ -34,7 +35,10 @@ from specdec.core.metrics import (
 )
 from specdec.core.outputs import RequestMetrics, RequestOutput
 from specdec.core.sampling_params import SamplingParams
-from specdec.server.traces import RequestSpan
+
+if TYPE_CHECKING:
+    # It needs the extra `otel`.
+    from specdec.server.otel_traces import OtelSpan
 
 # Buckets are vLLM's, so that its dashboards fit.
 _FIRST_TOKEN = (
@@ -153,7 +157,7 @@ class ServerMetrics:
 class RequestTimer:
     """Times of one request and counts of its tokens, which go into the metrics as it runs."""
 
-    def __init__(self, metrics: ServerMetrics, params: SamplingParams, span: RequestSpan | None) -> None:
+    def __init__(self, metrics: ServerMetrics, params: SamplingParams, span: "OtelSpan | None") -> None:
         self._metrics, self._params, self._span = metrics, params, span
         self._began = self._last = time.perf_counter()
         self._first: float | None = None

@@ -14,12 +14,18 @@ from specdec.core.sampling_params import SamplingParams
 
 
 class OtelSpan:
-    """A span whose attributes have vLLM's names."""
+    """The span of a prompt, whose attributes have vLLM's names."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
 
     def finish(self, state: RequestOutput, first_token: float | None, seconds: float) -> None:
+        """Note the last state.
+
+        Args:
+            first_token: seconds to the first token, None if there was none.
+            seconds: those of the whole request.
+        """
         span = self._span
         span.set_attribute("gen_ai.usage.prompt_tokens", len(state.prompt_token_ids))
         span.set_attribute("gen_ai.usage.completion_tokens", sum(len(output.token_ids) for output in state.outputs))
@@ -29,6 +35,7 @@ class OtelSpan:
             span.set_attribute("gen_ai.latency.time_to_first_token", first_token)
 
     def end(self) -> None:
+        """End the span, which was finished or not."""
         self._span.end()
 
 
@@ -48,6 +55,7 @@ class OtelTraces:
         self._propagator = TraceContextTextMapPropagator()
 
     def start(self, headers: Mapping[str, str], request_id: str, model: str, params: SamplingParams) -> OtelSpan:
+        """Begin the span of a prompt, under that which the request's headers name, if any."""
         span = self._tracer.start_span("llm_request", self._propagator.extract(headers), SpanKind.SERVER)
         span.set_attribute("gen_ai.request.id", request_id)
         span.set_attribute("gen_ai.response.model", model)
@@ -59,4 +67,5 @@ class OtelTraces:
         return OtelSpan(span)
 
     def close(self) -> None:
+        """Send what is not sent yet."""
         self._provider.shutdown()

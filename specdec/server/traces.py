@@ -1,11 +1,10 @@
 """OpenTelemetry spans of requests, with vLLM's names (vllm/tracing/utils.py). Needs the extra `otel`."""
 
-from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from specdec.core.outputs import RequestOutput
-from specdec.core.sampling_params import SamplingParams
+if TYPE_CHECKING:
+    from specdec.server.otel_traces import OtelTraces
 
 _PACKAGES = {
     "opentelemetry.sdk": "opentelemetry-sdk",
@@ -13,36 +12,7 @@ _PACKAGES = {
 }
 
 
-class RequestSpan(Protocol):
-    """The span of a prompt."""
-
-    def finish(self, state: RequestOutput, first_token: float | None, seconds: float) -> None:
-        """Note the last state.
-
-        Args:
-            first_token: seconds to the first token, None if there was none.
-            seconds: those of the whole request.
-        """
-        ...
-
-    def end(self) -> None:
-        """End the span, which was finished or not."""
-        ...
-
-
-class Traces(Protocol):
-    """Makes spans."""
-
-    def start(self, headers: Mapping[str, str], request_id: str, model: str, params: SamplingParams) -> RequestSpan:
-        """Begin the span of a prompt, under that which the request's headers name, if any."""
-        ...
-
-    def close(self) -> None:
-        """Send what is not sent yet."""
-        ...
-
-
-def traces_to(endpoint: str | None) -> Traces | None:
+def traces_to(endpoint: str | None) -> "OtelTraces | None":
     """Return what sends spans to a collector, None for no address.
 
     Args:
