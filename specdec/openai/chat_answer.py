@@ -1,7 +1,7 @@
 """The answer of `/v1/chat/completions`, whole or in parts."""
 
 import secrets
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from specdec.core.outputs import CompletionOutput, RequestOutput, SpeculationSta
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.step_report import StepReporter
 from specdec.openai.chat_request import ChatRequest
-from specdec.openai.connection import DONE, event
+from specdec.openai.connection import DONE, error_event, event
 from specdec.openai.logprob_replies import chat_logprobs, prompt_logprobs
 from specdec.openai.reasoning_text import ThinkingText, Thought
 from specdec.openai.replies import (
@@ -60,13 +60,16 @@ class _ChatProgress:
 class ChatAnswer:
     """Makes the answer to a conversation of its states."""
 
+    error_event = staticmethod(error_event)
+
     def __init__(self, answer_id: str, served: ServedModel, body: ChatRequest, params: SamplingParams) -> None:
         self._id, self._served, self._body, self._created = answer_id, served, body, now()
         self._params, reporters = params, served.step_reporters(params)
         self._sent = [_ChatProgress(served.answer_parser(body, params), next(reporters)) for _ in range(params.n)]
 
-    def whole(self, state: RequestOutput) -> ChatCompletion:
+    def whole(self, states: Sequence[RequestOutput]) -> ChatCompletion:
         """Return the answer made of the last state."""
+        (state,) = states
         metrics, sglext = self._served.speculation_figures(self._body, state.outputs)
         reply = ChatCompletion(
             id=self._id,

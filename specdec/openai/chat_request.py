@@ -1,6 +1,6 @@
 """Body of `/v1/chat/completions`: messages, tools and their options."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator
 
@@ -110,7 +110,7 @@ class TemplateFields(TemplateArguments):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
-    def conversation(self) -> list[dict[str, Any]]:
+    def chat_messages(self) -> list[dict[str, Any]]:
         """Return the messages.
 
         Raises:
@@ -154,6 +154,8 @@ class TemplateFields(TemplateArguments):
 class ChatRequest(TemplateFields, ToolFields):
     """OpenAI's fields, and vLLM's besides."""
 
+    PROMPT_FIELD: ClassVar[str] = "messages"
+    LIMIT_FIELD: ClassVar[str] = "max_completion_tokens"
     # Pydantic reports a missing field only where it is required.
     messages: Objects[ChatMessageIn]
     max_completion_tokens: Int | None = None
@@ -182,17 +184,11 @@ class ChatRequest(TemplateFields, ToolFields):
         return given
 
     @property
-    def sent_names(self) -> dict[str, str]:
-        """The request's names of sampling parameters."""
-        has_limit = self.max_completion_tokens is not None
-        return {"logprobs": "top_logprobs", **({"max_tokens": "max_completion_tokens"} if has_limit else {})}
-
-    @property
     def num_logprobs(self) -> int | None:
         """Number of most probable tokens to show per token, None without log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def check_chat(self, most_logprobs: int) -> None:
+    def check_supported(self, most_logprobs: int) -> None:
         """Refuse what is not supported.
 
         Raises:

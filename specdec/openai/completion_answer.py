@@ -10,7 +10,7 @@ from specdec.core.outputs import CompletionOutput, RequestOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.step_report import StepReporter
 from specdec.openai.completion_request import CompletionRequest
-from specdec.openai.connection import DONE, event
+from specdec.openai.connection import DONE, error_event, event
 from specdec.openai.logprob_replies import Entries, add_completion_logprobs, prompt_logprobs
 from specdec.openai.replies import Completion, CompletionChoice, CompletionLogprobs, Usage, now
 from specdec.openai.served_model import ServedModel
@@ -43,6 +43,8 @@ class CompletionAnswer:
         texts: the prompts as text, None for those given as token ids.
         prompts: their tokens.
     """
+
+    error_event = staticmethod(error_event)
 
     def __init__(
         self,

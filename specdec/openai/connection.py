@@ -55,7 +55,8 @@ def event(body: object, name: str | None = None) -> bytes:
     return head + b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
-def _error_event(error: ApiError) -> bytes:
+def error_event(error: ApiError) -> bytes:
+    """Return the events that end a stream of completions after an error."""
     return event(error.reply()) + DONE
 
 
@@ -70,7 +71,7 @@ class EventStream(Response):
         events: encoded events.
         limit: seconds for the whole answer, 0 for no limit.
         interval: seconds without an event after which a comment is sent, 0 for none.
-        error_event: makes the event of an error after the first event; None for that of completions.
+        error_event: makes what ends the answer after an error behind the first event.
     """
 
     media_type = "text/event-stream"
@@ -80,12 +81,12 @@ class EventStream(Response):
         events: AsyncGenerator[bytes],
         limit: float,
         interval: float,
-        error_event: Callable[[ApiError], bytes] | None = None,
+        error_event: Callable[[ApiError], bytes] = error_event,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events, self._limit, self._interval = events, limit, interval
-        self._error_event = error_event or _error_event
+        self._error_event = error_event
         self._has_begun, self._sent_at, self._sending = False, 0.0, asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

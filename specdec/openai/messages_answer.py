@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -86,8 +86,9 @@ class MessagesAnswer:
         self._reply = MessageReply(id=answer_id, model=served.answer_name(body.model), usage=MessageUsage(0))
         self._has_begun, self._is_open, self._arguments = False, False, ""
 
-    def whole(self, state: RequestOutput) -> MessageReply:
+    def whole(self, states: Sequence[RequestOutput]) -> MessageReply:
         """Return the answer made of the last state."""
+        (state,) = states
         for _ in self._events(state, state.outputs[0].text):
             pass
         return self._reply

@@ -1,7 +1,7 @@
 """The answer of `/v1/responses`, whole or in parts."""
 
 import secrets
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -55,8 +55,9 @@ class ResponsesAnswer:
         self._open: OutputMessage | OutputReasoning | OutputCall | None = None
         self._num_tokens = self._sequence = 0
 
-    def whole(self, state: RequestOutput) -> ResponseReply:
+    def whole(self, states: Sequence[RequestOutput]) -> ResponseReply:
         """Return the answer made of the last state."""
+        (state,) = states
         output = state.outputs[0]
         for _ in self._text(output.text, output):
             pass

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -95,6 +95,8 @@ class TextOptions(RequestModel):
 class ResponsesRequest(TemplateArguments, ToolFields):
     """OpenAI's fields, and vLLM's sampling parameters besides."""
 
+    PROMPT_FIELD: ClassVar[str] = "input"
+    LIMIT_FIELD: ClassVar[str] = "max_output_tokens"
     input: str | Objects[InputItem]
     instructions: str | None = None
     max_output_tokens: Int | None = None
@@ -137,17 +139,11 @@ class ResponsesRequest(TemplateArguments, ToolFields):
         return [{key: value for key, value in each.items() if key != "type"} for each in self.functions]
 
     @property
-    def sent_names(self) -> dict[str, str]:
-        """The request's names of sampling parameters."""
-        has_limit = self.max_output_tokens is not None
-        return {"logprobs": "top_logprobs", **({"max_tokens": "max_output_tokens"} if has_limit else {})}
-
-    @property
     def num_logprobs(self) -> int | None:
         """Number of most probable tokens to show per token, None without log-probabilities."""
         return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
-    def messages(self) -> list[dict[str, Any]]:
+    def chat_messages(self) -> list[dict[str, Any]]:
         """Return the conversation as messages of a chat.
 
         Raises:
@@ -199,7 +195,7 @@ class ResponsesRequest(TemplateArguments, ToolFields):
         own = None if self.text is None or self.text.format is None else self.text.format.structure("text.format")
         return super().structure() if own is None else own
 
-    def check_response(self, most_logprobs: int) -> None:
+    def check_supported(self, most_logprobs: int) -> None:
         """Refuse what is not supported.
 
         Raises:

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from specdec.core.call_grammar import forced_calls
 from specdec.core.structured_outputs import StructuredOutputsParams
@@ -17,6 +17,9 @@ class ToolFields(SamplingFields):
     without.
     """
 
+    # Names of the fields that hold the conversation, and the limit of an answer's tokens.
+    PROMPT_FIELD: ClassVar[str]
+    LIMIT_FIELD: ClassVar[str]
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
 
@@ -24,6 +27,18 @@ class ToolFields(SamplingFields):
     @abstractmethod
     def offered(self) -> list[dict[str, Any]]:
         """OpenAI's objects of the functions that the request offers."""
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of an answer; None for as many as the context has room for."""
+        own: int | None = getattr(self, self.LIMIT_FIELD)
+        return self.max_tokens if own is None else own
+
+    @property
+    def sent_names(self) -> dict[str, str]:
+        """The request's names of sampling parameters."""
+        has_limit = getattr(self, self.LIMIT_FIELD) is not None
+        return {"logprobs": "top_logprobs", **({"max_tokens": self.LIMIT_FIELD} if has_limit else {})}
 
     @property
     def calls(self) -> ToolChoice:

@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 
 from specdec import __version__
 from specdec.openai.errors import ClientGoneError
-from specdec.server import chat, completions, messages, operations, page_route, responses, scoring
+from specdec.server import chat, completions, operations, page_route, scoring
 from specdec.server.error_handlers import on_client_gone, on_http_error, on_invalid_request
 from specdec.server.gate import Gate
 from specdec.server.openapi import describe
@@ -19,7 +19,7 @@ def build_app(service: Service) -> FastAPI:
     # The pages that FastAPI offers for its schema load code from other hosts.
     app = FastAPI(title="specdec", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
-    for routes in (completions, chat, responses, messages, scoring, operations, page_route):
+    for routes in (completions, chat, scoring, operations, page_route):
         app.include_router(routes.router)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid_request)

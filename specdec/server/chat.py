@@ -1,56 +1,100 @@
-"""`/v1/chat/completions`."""
+"""Routes of conversations: `/v1/chat/completions`, `/v1/responses`, and Anthropic's `/v1/messages`."""
+
+from collections.abc import Callable
+from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
 
 from specdec.core.sampling_params import SamplingParams
 from specdec.openai.chat_answer import ChatAnswer
 from specdec.openai.chat_request import ChatRequest
-from specdec.openai.connection import while_connected
+from specdec.openai.errors import ApiError
+from specdec.openai.messages_answer import InputTokens, MessageReply, MessagesAnswer
+from specdec.openai.messages_request import MessagesRequest
 from specdec.openai.replies import ChatCompletion, json_response
+from specdec.openai.responses_answer import ResponsesAnswer
+from specdec.openai.responses_replies import ResponseReply
+from specdec.openai.responses_request import ResponsesRequest
+from specdec.openai.served_model import ServedModel
 from specdec.server.json_route import JsonRoute
 from specdec.server.openapi import answers
-from specdec.server.service import service_of
+from specdec.server.service import Answer, service_of
 
 router = APIRouter(route_class=JsonRoute)
+Body = TypeVar("Body", ChatRequest, ResponsesRequest)
 
 
 @router.post("/v1/chat/completions", responses=answers(ChatCompletion, may_stream=True))
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
+    service_of(request).accept(body, body.model)
+    return await _answered(body, request, "chatcmpl", ChatAnswer)
+
+
+@router.post("/v1/responses", responses=answers(ResponseReply, may_stream=True))
+async def create_response(body: ResponsesRequest, request: Request) -> Response:
+    """Answer a conversation. Answers are not stored."""
+    service_of(request).accept(body, body.model)
+    return await _answered(body, request, "resp", ResponsesAnswer)
+
+
+@router.post("/v1/messages", responses=answers(MessageReply, may_stream=True))
+async def create_message(body: MessagesRequest, request: Request) -> Response:
+    """Answer a conversation."""
+    chat = _chat(body, request)
+    if body.max_tokens is None:
+        raise ApiError(400, "max_tokens is missing; give the most tokens of the answer", param="max_tokens")
+    return await _answered(chat, request, "msg", MessagesAnswer)
+
+
+@router.post("/v1/messages/count_tokens", responses=answers(InputTokens))
+async def count_tokens(body: MessagesRequest, request: Request) -> Response:
+    """Count the tokens of a conversation."""
+    prompt, _ = await _prepared(_chat(body, request), request)
+    return json_response(InputTokens(len(prompt)))
+
+
+def _chat(body: MessagesRequest, request: Request) -> ChatRequest:
+    """Return the chat that a request in Anthropic's form stands for."""
     service = service_of(request)
     service.accept(body, body.model)
-    prompt, params = await prepared_chat(body, request)
-    answer_id = f"chatcmpl-{request.state.request_id}"
-    answer = ChatAnswer(answer_id, service.served, body, params)
-    states = service.run(answer_id, [prompt], params, request, body, "messages")
-    seconds = service.settings.request_timeout
-    if body.stream:
-        return service.stream(answer.events(states))
-    (state,) = await while_connected(request.receive, service.final(states, 1), seconds)
-    return json_response(answer.whole(state))
+    return body.chat(may_think=service.served.reasoning is not None)
 
 
-async def prepared_chat(body: ChatRequest, request: Request) -> tuple[list[int], SamplingParams]:
+async def _answered(
+    body: Body, request: Request, prefix: str, kind: Callable[[str, ServedModel, Body, SamplingParams], Answer]
+) -> Response:
+    """Return the answer to a conversation, of a kind whose ids begin with a prefix."""
+    service, answer_id = service_of(request), f"{prefix}-{request.state.request_id}"
+    prompt, params = await _prepared(body, request)
+    answer = kind(answer_id, service.served, body, params)
+    states = service.run(answer_id, [prompt], params, request, body, body.PROMPT_FIELD)
+    return await service.reply(request, answer, states, 1, bool(body.stream))
+
+
+async def _prepared(body: ChatRequest | ResponsesRequest, request: Request) -> tuple[list[int], SamplingParams]:
     """Return the tokens of a conversation, and the parameters of its answer.
 
     Raises:
         ApiError: what is not supported, or does not fit.
     """
     service = service_of(request)
-    body.check_chat(service.settings.max_logprobs)
+    body.check_supported(service.settings.max_logprobs)
     service.check_tools(body.calls.mode == "auto")
-    # Without a limit, an answer may go on to the end of the context.
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    prediction = body.prediction if isinstance(body, ChatRequest) else None
     params = body.sampling_params(
+        # Without a limit, an answer may go on to the end of the context.
         {"max_tokens": None, **service.defaults},
         body.forced_calls(service.served.tool_parser, service.tool_tags),
-        max_tokens=limit,
+        max_tokens=body.limit,
         logprobs=body.num_logprobs,
-        prediction=None if body.prediction is None else body.prediction.text(),
+        prediction=None if prediction is None else prediction.text(),
     )
+    if isinstance(body, ResponsesRequest) and body.truncation == "auto":
+        params.truncate_prompt_tokens = -1
     service.leave_room(params)
     is_truncated, arguments = params.truncate_prompt_tokens is not None, body.template_arguments()
-    work = service.chat_tokens(request, body.conversation(), arguments, may_be_longer=is_truncated)
+    work = service.chat_tokens(request, body.chat_messages(), arguments, body.PROMPT_FIELD, may_be_longer=is_truncated)
     prompt = await service.tokenized(request, work)
     service.begin_thinking(params, prompt, arguments)
     return prompt, params

@@ -5,8 +5,7 @@ from fastapi import APIRouter, Request, Response
 from specdec.core.sampling_params import SamplingParams
 from specdec.openai.completion_answer import CompletionAnswer
 from specdec.openai.completion_request import CompletionRequest
-from specdec.openai.connection import while_connected
-from specdec.openai.replies import Completion, json_response
+from specdec.openai.replies import Completion
 from specdec.server.json_route import JsonRoute
 from specdec.server.openapi import answers
 from specdec.server.service import Service, service_of
@@ -24,7 +23,6 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     body.check_completion(service.settings.max_logprobs)
     given, params = body.prompts(), _params(body, service)
     special = body.add_special_tokens is not False
-    limit = service.settings.request_timeout
     work = service.tokens(request, given, special, may_be_longer=params.truncate_prompt_tokens is not None)
     prompts = await service.tokenized(request, work)
     most = params.truncate_prompt_tokens or max(map(len, prompts))
@@ -37,10 +35,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     answer_id = f"cmpl-{request.state.request_id}"
     answer = CompletionAnswer(answer_id, service.served, body, texts, prompts, params)
     states = service.run(answer_id, prompts, params, request, body)
-    if body.stream:
-        return service.stream(answer.events(states))
-    outputs = await while_connected(request.receive, service.final(states, len(prompts)), limit)
-    return json_response(answer.whole(outputs))
+    return await service.reply(request, answer, states, len(prompts), bool(body.stream))
 
 
 def _params(body: CompletionRequest, service: Service) -> SamplingParams:

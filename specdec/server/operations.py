@@ -74,7 +74,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 
 async def _tokenized(service: Service, body: TokenizeRequest, request: Request) -> Tokenized:
     if body.messages is not None:
-        tokens = await service.chat_tokens(request, body.conversation(), body.template_arguments())
+        tokens = await service.chat_tokens(request, body.chat_messages(), body.template_arguments())
     else:
         body.check_prompt()
         (tokens,) = await service.tokens(request, [body.prompt or ""], body.add_special_tokens is not False)

@@ -7,7 +7,6 @@ from fastapi import APIRouter, Request, Response
 
 from specdec.core.choices import ChoiceScore
 from specdec.core.sampling_params import SamplingParams
-from specdec.openai.connection import while_connected
 from specdec.openai.errors import ApiError, code_of
 from specdec.openai.replies import ChoiceScores, ScoredChoice, Usage, json_response, now
 from specdec.openai.scoring_request import ScoringRequest
@@ -23,12 +22,11 @@ async def score_choices(body: ScoringRequest, request: Request) -> Response:
     """Return the log-probabilities of given continuations of a prompt, scored in one pass."""
     service = service_of(request)
     service.accept(body, body.model)
-    seconds = service.settings.request_timeout
     work = _tokens(service, body, request)
     tokens, params = await service.tokenized(request, work)
     answer_id = f"score-{request.state.request_id}"
     states = service.run(answer_id, [tokens], params, request, body)
-    (state,) = await while_connected(request.receive, service.final(states, 1), seconds)
+    (state,) = await service.final(request, states, 1)
     scores = state.choices or []
     count = len(tokens) + sum(len(score.token_ids) for score in scores)
     reply = ChoiceScores(
@@ -50,7 +48,7 @@ async def _tokens(service: Service, body: ScoringRequest, request: Request) -> t
     params, given, arguments = body.sampling_params(), body.prompt or "", body.template_arguments()
     try:
         if body.messages is not None:
-            work = partial(service.llm.texts.chat_choices, body.conversation(), params, arguments)
+            work = partial(service.llm.texts.chat_choices, body.chat_messages(), params, arguments)
         else:
             special = body.add_special_tokens is not False
             work = partial(service.llm.texts.with_tokens, given, params, special)

@@ -7,9 +7,9 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
-from fastapi import Request
+from fastapi import Request, Response
 
 from specdec.async_engine.async_llm import AsyncLLM
 from specdec.async_engine.errors import EngineDeadError
@@ -24,7 +24,7 @@ from specdec.openai.completion_request import Prompt
 from specdec.openai.connection import EventStream, while_connected
 from specdec.openai.errors import ApiError, bad_request, code_of
 from specdec.openai.reasoning_text import ServedReasoning
-from specdec.openai.replies import now
+from specdec.openai.replies import json_response, now
 from specdec.openai.request_model import RequestModel
 from specdec.openai.sampling_fields import SamplingFields
 from specdec.openai.scoring_request import ScoringRequest
@@ -38,6 +38,8 @@ from specdec.server.traces import traces_to
 from specdec.tool_calls.tool_parsers import PlainText, parser_for
 
 T = TypeVar("T")
+# Numbers of prompts with their states.
+States = AsyncGenerator[tuple[int, RequestOutput]]
 
 logger = logging.getLogger(__name__)
 # Seconds that `/metrics` waits for the engine, which answers between two steps.
@@ -46,6 +48,14 @@ _STATS_TIMEOUT = 1.0
 _MOST_REPORTS = 100
 # Parameters that can forbid every token.
 _FORBIDDING = ("allowed_token_ids", "bad_words", "min_tokens", "structured_outputs")
+
+
+class Answer(Protocol):
+    """Makes the answer to a request of its states, whole or as events; a late error ends these by one of its own."""
+
+    def whole(self, states: Sequence[RequestOutput]) -> object: ...
+    def events(self, states: States) -> AsyncGenerator[bytes]: ...
+    def error_event(self, error: ApiError) -> bytes: ...
 
 
 class Service:
@@ -227,7 +237,7 @@ class Service:
         request: Request,
         body: SamplingFields | ScoringRequest,
         prompt_field: str = "prompt",
-    ) -> AsyncGenerator[tuple[int, RequestOutput]]:
+    ) -> States:
         """Run prompts of one request; yield a prompt's number and state after each step in which it got tokens.
 
         Args:
@@ -299,17 +309,17 @@ class Service:
             if left:
                 self._running[answer_id] = left
 
-    def stream(
-        self, events: AsyncGenerator[bytes], error_event: Callable[[ApiError], bytes] | None = None
-    ) -> EventStream:
-        """Return an answer of server-sent events; see `EventStream`."""
-        return EventStream(events, self.settings.request_timeout, self.settings.sse_keep_alive_interval, error_event)
+    async def reply(self, request: Request, answer: Answer, states: States, count: int, is_streamed: bool) -> Response:
+        """Return the answer made of the states of `count` prompts, whole or as a stream."""
+        if is_streamed:
+            limit, interval = self.settings.request_timeout, self.settings.sse_keep_alive_interval
+            return EventStream(answer.events(states), limit, interval, answer.error_event)
+        return json_response(answer.whole(await self.final(request, states, count)))
 
-    async def final(self, states: AsyncGenerator[tuple[int, RequestOutput]], count: int) -> list[RequestOutput]:
-        """Return the last states of all prompts, in order."""
-        async with aclosing(states) as news:
-            finished = {index: state async for index, state in news}
-        return [finished[index] for index in range(count)]
+    async def final(self, request: Request, states: States, count: int) -> list[RequestOutput]:
+        """Return the last states of `count` prompts, in order, while the client is connected; see `while_connected`."""
+        last = await while_connected(request.receive, _last(states), self.settings.request_timeout)
+        return [last[index] for index in range(count)]
 
     def _check_outputs(self, outputs: Sequence[CompletionOutput], params: SamplingParams) -> None:
         for output in outputs:
@@ -357,6 +367,11 @@ class Service:
         self._is_ending = True
         for answer in list(self._running):
             await self.abort(answer)
+
+
+async def _last(states: States) -> dict[int, RequestOutput]:
+    async with aclosing(states) as news:
+        return {index: state async for index, state in news}
 
 
 def _shutting_down() -> ApiError:

@@ -43,7 +43,7 @@ def test_tools_and_items_of_other_servers_are_left_out() -> None:
         "input items of type 'web_search_call'",
     ]
     patch = {"name": "apply_patch", "arguments": json.dumps({"input": "*** Begin"})}
-    assert body.messages() == [
+    assert body.chat_messages() == [
         {"role": "user", "content": ["a"]},
         {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": patch}]},
         {"role": "tool", "content": ["Done."], "tool_call_id": "c"},
@@ -86,7 +86,7 @@ def test_items_of_one_turn_are_one_message() -> None:
         thought,
         {"role": "user", "content": "b"},
     ]
-    given = ResponsesRequest.model_validate({"input": items}).messages()
+    given = ResponsesRequest.model_validate({"input": items}).chat_messages()
     tools = [{"role": "tool", "content": name, "tool_call_id": name} for name in ("f", "g")]
     expected: list[dict[str, Any]] = [
         {"role": "user", "content": "a"},

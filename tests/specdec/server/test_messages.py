@@ -143,7 +143,9 @@ def test_a_conversation_is_a_chat() -> None:
     given = {"max_tokens": 3, "messages": messages, "system": system, "stop_sequences": ["x"], "tools": TOOLS}
     chat = MessagesRequest.model_validate(given).chat(may_think=False)
     function = {"name": "f", "arguments": json.dumps({"a": 1})}
-    assert [{key: value for key, value in message.items() if value is not None} for message in chat.conversation()] == [
+    assert [
+        {key: value for key, value in message.items() if value is not None} for message in chat.chat_messages()
+    ] == [
         {"role": "system", "content": "Be terse."},
         {"role": "user", "content": "a\nb"},
         {

@@ -241,8 +241,8 @@ def _events(stream: AsyncGenerator[bytes]) -> list[Any]:
     return [json.loads(body) for body in bodies if body != "[DONE]"]
 
 
-async def _last() -> RequestOutput:
-    return [state async for _, state in _states()][-1]
+async def _last() -> list[RequestOutput]:
+    return [state async for _, state in _states()][-1:]
 
 
 SERVED = ServedModel(["tiny"], None, HermesParser, None, "none", 0)
@@ -352,5 +352,5 @@ def test_the_template_gets_tools_and_calls(tmp_path: Any) -> None:
     body = ChatRequest.model_validate({"messages": messages, "tools": TOOLS, "chat_template_kwargs": {"extra": "more"}})
     tokenizer = Tokenizer(folder)
     arguments = body.template_arguments()
-    tokens = tokenizer.encode_chat(tokenizer.chat_messages(body.conversation(), **arguments), **arguments)
+    tokens = tokenizer.encode_chat(tokenizer.chat_messages(body.chat_messages(), **arguments), **arguments)
     assert tokenizer.decode(tokens) == "taxi|user:Go|assistant:Davis|tool:ok|more"
