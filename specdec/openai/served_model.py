@@ -58,7 +58,7 @@ class ServedModel:
 
     def answer_parser(self, body: ToolFields, params: SamplingParams) -> ToolParser | ThinkingText:
         """Return what separates the thinking and the calls of an answer from its text."""
-        parser = parser_of_answer(self.tool_parser, body)
+        parser = parser_of_answer(self.tool_parser, body.calls, body.offered, is_single=body.is_single_call)
         if self.reasoning is None or params.reasoning_ended is not False:
             return parser
         return ThinkingText(self.reasoning.parser, parser, ends_at_calls=params.structured_outputs is None)

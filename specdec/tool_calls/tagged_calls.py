@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from specdec.core.call_forms import HERMES, LISTED, LLAMA3, CallForm
 from specdec.tool_calls.tool_call_reader import CallPiece, CallReader, Reading
@@ -11,7 +11,7 @@ Item = str | CallPiece
 _SPACE = " \t\r\n"
 
 
-class ToolParser(Protocol):
+class ToolParser(ABC):
     """Separates the calls of one answer from its text.
 
     All that is not part of a call is returned as text, but for tags of calls, and for white space between calls, before
@@ -25,23 +25,23 @@ class ToolParser(Protocol):
     TAGS: ClassVar[tuple[str, ...]] = ()
     FORM: ClassVar[CallForm | None] = None
 
-    def __init__(self, functions: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, functions: Sequence[Mapping[str, Any]] = ()) -> None:  # noqa: B027
         """Make the parser of one answer.
 
         Args:
             functions: OpenAI's objects of those that may be called.
         """
 
+    @abstractmethod
     def push(self, text: str) -> list[Item]:
         """Take new text; return the text and the pieces of calls that it holds, in order."""
-        ...
 
     def finish(self) -> list[Item]:
         """Return the items that are left at the answer's end. A call whose name is incomplete is returned as text."""
-        ...
+        return []
 
 
-class SteppedParser(ToolParser, ABC):
+class SteppedParser(ToolParser):
     """Parser that reads its text in steps, of which each ends with a change of state; see `ToolParser`."""
 
     def __init__(self) -> None:

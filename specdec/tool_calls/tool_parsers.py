@@ -1,7 +1,7 @@
 """The parser of an answer's tool calls, by the model's form of calls and by what the request wants."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from specdec.core.call_forms import form_name
 from specdec.core.tool_choice import ToolChoice
@@ -15,14 +15,8 @@ from specdec.tool_calls.xml_calls import Qwen3CoderParser
 class PlainText(ToolParser):
     """An answer without calls."""
 
-    def __init__(self, functions: Sequence[Mapping[str, Any]] = ()) -> None:
-        pass
-
     def push(self, text: str) -> list[Item]:
         return [text] if text else []
-
-    def finish(self) -> list[Item]:
-        return []
 
 
 class FirstCall(ToolParser):
@@ -58,9 +52,6 @@ class NamedCall(ToolParser):
         self._has_begun = True
         return [*start, CallArguments(text)]
 
-    def finish(self) -> list[Item]:
-        return []
-
 
 # By the names of the server's `--tool-call-parser`.
 PARSERS: dict[str, type[ToolParser]] = {
@@ -84,31 +75,19 @@ def parser_for(choice: str, template: str) -> type[ToolParser]:
     return PARSERS[choice]
 
 
-class ToolUse(Protocol):
-    """The fields of a request that concern tools."""
+def parser_of_answer(
+    kind: type[ToolParser], calls: ToolChoice, offered: Sequence[Mapping[str, Any]], *, is_single: bool
+) -> ToolParser:
+    """Return the parser of the answer to a request, by the server's form of calls.
 
-    @property
-    def offered(self) -> Sequence[Mapping[str, Any]]:
-        """OpenAI's objects of the functions that the request offers."""
-        ...
-
-    @property
-    def calls(self) -> ToolChoice:
-        """Calls that the request wants."""
-        ...
-
-    @property
-    def is_single_call(self) -> bool:
-        """Return whether the answer may hold one call only."""
-        ...
-
-
-def parser_of_answer(kind: type[ToolParser], body: ToolUse) -> ToolParser:
-    """Return the parser of the answer to a request, by the server's form of calls."""
-    calls = body.calls
+    Args:
+        calls: those that the request wants.
+        offered: OpenAI's objects of the functions that the request offers.
+        is_single: one call at most.
+    """
     if calls.mode == "none":
         return PlainText()
     if kind.FORM is None and calls.is_forced:
         return NamedCall(calls.names[0]) if calls.mode == "named" and calls.names else ListedCalls()
-    parser = kind(body.offered)
-    return FirstCall(parser) if body.is_single_call else parser
+    parser = kind(offered)
+    return FirstCall(parser) if is_single else parser

@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,8 +100,7 @@ def test_every_output_is_valid_calls_of_allowed_functions(
     assert text is not None
 
     def parser() -> ToolParser:
-        body: Any = SimpleNamespace(offered=[], calls=choice, is_single_call=is_single)
-        return parser_of_answer(kind, body)
+        return parser_of_answer(kind, choice, [], is_single=is_single)
 
     calls = read(parser(), [text])
     places = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
