@@ -12,8 +12,7 @@ from specdec.openai.errors import ApiError
 from specdec.openai.messages_answer import InputTokens, MessageReply, MessagesAnswer
 from specdec.openai.messages_request import MessagesRequest
 from specdec.openai.replies import ChatCompletion, json_response
-from specdec.openai.responses_answer import ResponsesAnswer
-from specdec.openai.responses_replies import ResponseReply
+from specdec.openai.responses_answer import ResponseReply, ResponsesAnswer
 from specdec.openai.responses_request import ResponsesRequest
 from specdec.openai.served_model import ServedModel
 from specdec.server.json_route import JsonRoute

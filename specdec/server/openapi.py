@@ -21,7 +21,7 @@ from specdec.openai.replies import (
     Tokenized,
     Version,
 )
-from specdec.openai.responses_replies import ResponseReply
+from specdec.openai.responses_answer import ResponseReply
 
 Responses = dict[int | str, dict[str, Any]]
 REFERENCE = "#/components/schemas/{name}"

@@ -19,8 +19,7 @@ from specdec.models.tokenizer import Tokenizer
 from specdec.openai.chat_answer import ChatAnswer
 from specdec.openai.chat_request import ChatRequest
 from specdec.openai.replies import FunctionCall
-from specdec.openai.responses_answer import ResponsesAnswer
-from specdec.openai.responses_replies import OutputCall
+from specdec.openai.responses_answer import OutputCall, ResponsesAnswer
 from specdec.openai.responses_request import ResponsesRequest
 from specdec.openai.served_model import ServedModel
 from specdec.text.segment import Segment
