@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from specdec.json_schema.bounds import number_bounds
 from specdec.json_schema.characters import ANY, any_character, complement, in_json, json_text
 from specdec.json_schema.gbnf import (
     EMPTY,
@@ -23,7 +22,16 @@ from specdec.json_schema.gbnf import (
     written,
 )
 from specdec.json_schema.keywords import CONSTRAINTS, FORMATS, INFERRED, TYPES
-from specdec.json_schema.numbers import MOST_LISTED, NUMBER, WHOLE, Bounds, multiples, numbers, whole_numbers
+from specdec.json_schema.numbers import (
+    MOST_LISTED,
+    NUMBER,
+    WHOLE,
+    Bounds,
+    multiples,
+    number_bounds,
+    numbers,
+    whole_numbers,
+)
 from specdec.json_schema.patterns import pattern_grammar, whole_pattern_grammar
 from specdec.json_schema.property_chains import PropertyChain
 from specdec.json_schema.schema import Schema, SchemaError, declared_types, shared_types
@@ -141,12 +149,8 @@ class Converter:
         parts = [self._any(types - constrained.keys() - ({"integer"} if "number" in constrained else set()))]
         if "number" in constrained and types & {"number", "integer"}:
             parts.append(self._number(schema, place, "integer" in types))
-        if "string" in constrained and "string" in types:
-            parts.append(self._string(schema, place))
-        if "array" in constrained and "array" in types:
-            parts.append(self._array(schema, place))
-        if "object" in constrained and "object" in types:
-            parts.append(self._object(schema, place))
+        forms = {"string": self._string, "array": self._array, "object": self._object}
+        parts += [form(schema, place) for kind, form in forms.items() if kind in constrained and kind in types]
         return Alt(tuple(parts))
 
     def _one_of(self, values: list[Any]) -> Node:
@@ -165,17 +169,15 @@ class Converter:
         return Text(json.dumps(value))
 
     def _referred(self, reference: str, place: str, types: frozenset[str], passed: frozenset[str]) -> Node:
-        if reference in passed:
-            raise SchemaError(place, f"$ref is {reference!r:.50}, which leads back to itself; correct it")
-        target = self._schema.referred(reference, place)
         rule = self._references.get((reference, types))
+        if reference in passed or (rule is not None and passed):
+            # The rule is known, and may be the one that is being made.
+            self._check_ends({"$ref": reference}, place, passed)
         if rule is None:
+            target = self._schema.referred(reference, place)
             rule = self._references[reference, types] = Rule(f"{self._prefix}ref{len(self._references)}")
             self.rules[rule.name] = NEVER
             self.rules[rule.name] = self._value(target, reference[1:], types, passed | {reference})
-        elif passed:
-            # The rule is known, and may be the one that is being made.
-            self._check_ends(target, place, passed | {reference})
         return rule
 
     def _check_ends(self, schema: Any, place: str, passed: frozenset[str]) -> None:
@@ -258,20 +260,22 @@ class Converter:
     def _list(self, first: list[Node], rest: Node, least: int, most: int | None) -> Node:
         """Return the grammar of lists whose first items differ from the rest."""
         first = first[:most]
-        free = None if most is None else most - len(first)
-        needed = max(least - len(first), 0)
-        more = Repeat(seq(self._comma, rest), needed, free)
         if not first:
-            if free is not None:
-                free -= 1
-            items = seq(rest, Repeat(seq(self._comma, rest), max(needed - 1, 0), free)) if most != 0 else NEVER
-            return self._enclosed("[", items if least else optional(items), "]")
-        tail: Node = more
+            return self._enclosed("[", self._separated(rest, least, most), "]")
+        free = None if most is None else most - len(first)
+        tail: Node = Repeat(seq(self._comma, rest), max(least - len(first), 0), free)
         for index in range(len(first) - 1, -1, -1):
             tail = self._named(seq(self._comma, first[index], tail) if index else seq(first[index], tail))
             if index >= least:
                 tail = optional(tail)
         return self._enclosed("[", tail, "]")
+
+    def _separated(self, item: Node, least: int, most: int | None) -> Node:
+        """Return the grammar of items with commas between."""
+        if most == 0:
+            return EMPTY
+        items = seq(item, Repeat(seq(self._comma, item), max(least - 1, 0), None if most is None else most - 1))
+        return items if least else optional(items)
 
     def _enclosed(self, opening: str, inner: Node, closing: str) -> Node:
         return seq(Text(opening), self._blank, inner, self._blank, Text(closing))
@@ -374,11 +378,7 @@ class Converter:
             if not free or left == 0:
                 return EMPTY
             pair = Alt(tuple(free))
-            more = seq(self._comma, pair)
-            if written:
-                return Repeat(more, missing, left)
-            items = seq(pair, Repeat(more, max(missing - 1, 0), None if left is None else left - 1))
-            return items if missing else optional(items)
+            return Repeat(seq(self._comma, pair), missing, left) if written else self._separated(pair, missing, left)
 
         chain = PropertyChain(pairs, needed, self._comma, self._colon, self._named)
         endings = [self._named(ending(count)) for count in range(top + 1)]

@@ -1,10 +1,11 @@
-"""Grammars of JSON numbers between bounds. Pure Python."""
+"""Bounds of the numbers of a JSON schema, and grammars of numbers between bounds. Pure Python."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from specdec.json_schema.gbnf import EMPTY, Alt, Chars, Node, Repeat, Rule, Text, alt, optional, seq
+from specdec.json_schema.schema import SchemaError, is_whole
 
 DIGIT = Chars(((48, 57),))
 POSITIVE = seq(Chars(((49, 57),)), Repeat(DIGIT, 0, None))
@@ -21,6 +22,8 @@ PLACES, EXACT = 6, 15
 MOST_LISTED = 1000
 # Digits of a bound before the point and behind it: a grammar of more takes seconds to compile.
 MOST_DIGITS, MOST_BEHIND = 400, 100
+# Whole numbers up to this one are floats.
+_WHOLE_FLOATS = 1 << 53
 # Digits after which the rest of a number is a rule of its own: nodes within each other are read by recursion.
 _DEEPEST = 16
 # Makes a rule of a node.
@@ -54,6 +57,33 @@ class Bounds(NamedTuple):
                 high = int(exact.to_integral_value(ROUND_FLOOR))
                 high -= self.high_open and high == exact
         return low, high
+
+
+def number_bounds(schema: Mapping[str, Any], place: str) -> tuple[Bounds, int]:
+    """Return the bounds of a schema's numbers, and what they are multiples of.
+
+    Raises:
+        SchemaError: a bound of too many digits, or a divisor that is no whole number.
+    """
+    lows = [(_decimal(schema[key]), key != "minimum") for key in ("minimum", "exclusiveMinimum") if key in schema]
+    highs = [(_decimal(schema[key]), key == "maximum") for key in ("maximum", "exclusiveMaximum") if key in schema]
+    low, low_open = max(lows, default=(None, False))
+    high, high_closed = min(highs, default=(None, True))
+    for end in (low, high):
+        if end is not None and (end.adjusted() >= MOST_DIGITS or int(end.as_tuple().exponent) < -MOST_BEHIND):
+            remedy = f"give it at most {MOST_DIGITS} digits before the point and {MOST_BEHIND} behind it"
+            raise SchemaError(place, f"the bound {end!s:.50} is not supported; {remedy}")
+    multiple = schema.get("multipleOf", 1)
+    if not is_whole(multiple):
+        raise SchemaError(place, f"multipleOf is {multiple}; only whole numbers are supported")
+    is_open = "exclusiveMinimum" in schema or "exclusiveMaximum" in schema
+    ends = [schema[key] for key in ("minimum", "maximum") if key in schema]
+    are_floats = not is_open and all(isinstance(end, float) or abs(end) <= _WHOLE_FLOATS for end in ends)
+    return Bounds(low, high, low_open, not high_closed, are_floats), int(multiple)
+
+
+def _decimal(value: float) -> Decimal:
+    return Decimal(repr(value))
 
 
 def whole_numbers(bounds: Bounds, named: Named, multiple: int = 1) -> Node | None:
