@@ -11,11 +11,10 @@ from specdec.core.sampling_params import SamplingParams
 from specdec.core.step_report import StepReporter
 from specdec.openai.completion_request import CompletionRequest
 from specdec.openai.connection import DONE, error_event, event
-from specdec.openai.logprob_replies import Entries, add_completion_logprobs, prompt_logprobs
+from specdec.openai.logprob_replies import Entries, TokenPlaces, add_completion_logprobs, prompt_logprobs
 from specdec.openai.replies import Completion, CompletionChoice, CompletionLogprobs, Usage, now
 from specdec.openai.served_model import ServedModel
 from specdec.openai.speculation_replies import meta_info
-from specdec.openai.token_places import TokenPlaces
 
 
 @dataclass

@@ -11,10 +11,10 @@ from specdec.core.step_report import StepReporter
 from specdec.models.tokenizer import Tokenizer
 from specdec.openai.answer_settings import MetricsChoice
 from specdec.openai.errors import ApiError
+from specdec.openai.logprob_replies import TokenPlaces
 from specdec.openai.reasoning_text import ServedReasoning, ThinkingText
 from specdec.openai.sampling_fields import SamplingFields
 from specdec.openai.speculation_replies import SglExt, SpeculationMetrics, request_metrics, sglext
-from specdec.openai.token_places import TokenPlaces
 from specdec.openai.tool_fields import ToolFields
 from specdec.text.stop_strings import StopStrings
 from specdec.tool_calls.tagged_calls import ToolParser
