@@ -1,17 +1,20 @@
-"""The application: routes, middleware and the form of errors."""
+"""The application: routes, middleware, the page and the form of errors."""
 
-from fastapi import FastAPI
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 
 from specdec import __version__
-from specdec.openai.errors import ClientGoneError
-from specdec.server import chat, completions, operations, page_route, scoring
-from specdec.server.error_handlers import on_client_gone, on_http_error, on_invalid_request
+from specdec.openai.errors import CLIENT_GONE, ApiError, ClientGoneError, error_response, note_outcome, path_of
+from specdec.server import chat, completions, operations, scoring
 from specdec.server.gate import Gate
 from specdec.server.openapi import describe
 from specdec.server.service import Service
+from specdec.server.viewer import page
 
 
 def build_app(service: Service) -> FastAPI:
@@ -19,8 +22,9 @@ def build_app(service: Service) -> FastAPI:
     # The pages that FastAPI offers for its schema load code from other hosts.
     app = FastAPI(title="specdec", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
-    for routes in (completions, chat, scoring, operations, page_route):
+    for routes in (completions, chat, scoring, operations):
         app.include_router(routes.router)
+    app.add_api_route("/", show_page, include_in_schema=False)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid_request)
     app.add_exception_handler(ClientGoneError, on_client_gone)
@@ -32,3 +36,45 @@ def build_app(service: Service) -> FastAPI:
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=headers
         )
     return app
+
+
+async def show_page() -> Response:
+    """Return the page with a chat and its draft trees. It is static; its requests carry the API key."""
+    html, policy = page()
+    headers = {
+        "Content-Security-Policy": policy,
+        "Cache-Control": "no-cache",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return Response(html, headers=headers, media_type="text/html")
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """Answer errors that routes raise, and unknown routes and methods."""
+    assert isinstance(error, HTTPException)
+    note_outcome(request.scope, error)
+    return error_response(error, path_of(request.scope))
+
+
+async def on_invalid_request(request: Request, error: Exception) -> Response:
+    """Answer a body that is not what the route takes."""
+    assert isinstance(error, RequestValidationError)
+    return await on_http_error(request, _described(error.errors()))
+
+
+async def on_client_gone(request: Request, error: Exception) -> Response:
+    """End a request whose client went away before its answer began."""
+    assert isinstance(error, ClientGoneError)
+    note_outcome(request.scope, error)
+    return Response(status_code=CLIENT_GONE)
+
+
+def _described(errors: Sequence[Any]) -> ApiError:
+    """Return the first wrong field; a field of several types has an error for each of them."""
+    first = errors[0]
+    place = [str(part) for part in first["loc"] if part != "body"]
+    if not place:
+        return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json")
+    reasons = [one["msg"] for one in errors if len(one["loc"]) > 1 and str(one["loc"][1]) == place[0]]
+    return ApiError(400, f"{place[0]}: {'; or '.join(dict.fromkeys(reasons))}", param=place[0])
