@@ -30,6 +30,25 @@ class ContentPart(RequestModel):
 Content = str | Objects[ContentPart | str]
 
 
+def content_parts(content: Content | None) -> list[Any]:
+    """Return content as a list of parts."""
+    if isinstance(content, str):
+        return [content] if content else []
+    return [part if isinstance(part, str) else part.model_dump() for part in content or ()]
+
+
+def content_text(content: Content | None, separator: str, field: str) -> str:
+    """Return the text of all parts of content, which a field of the request holds.
+
+    Raises:
+        ApiError: content other than text.
+    """
+    try:
+        return separator.join(part_texts(content_parts(content)))
+    except ValueError as error:
+        raise ApiError(400, str(error), param=field) from None
+
+
 class ChatMessageIn(RequestModel):
     """A message of the conversation. Further fields go to the chat template as they are."""
 
@@ -56,19 +75,6 @@ class Prediction(RequestModel):
 
     type: Literal["content"]
     content: Content
-
-    def text(self) -> str:
-        """Return the predicted text; its parts follow each other directly.
-
-        Raises:
-            ApiError: content other than text.
-        """
-        if isinstance(self.content, str):
-            return self.content
-        try:
-            return "".join(part_texts(part if isinstance(part, str) else part.model_dump() for part in self.content))
-        except ValueError as error:
-            raise ApiError(400, str(error), param="prediction") from None
 
 
 class TemplateArguments(RequestModel):

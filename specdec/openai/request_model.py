@@ -70,6 +70,17 @@ class RequestModel(BaseModel):
             if name in _REFUSED and value not in (*_EMPTY, *_REFUSED[name]):
                 raise self.refuse(name, _REMEDIES.get(name, "leave it out"))
 
+    def check_known(self, field: str) -> None:
+        """Refuse fields that this object, which a field of the request holds, does not have.
+
+        Raises:
+            ApiError: names the unknown field and those that there are.
+        """
+        if unknown := self.unknown_fields():
+            known = [each.alias or name for name, each in type(self).model_fields.items()]
+            message = f"{field} holds {unknown[0][:50]!r}; it may hold {', '.join(known)}"
+            raise ApiError(400, message, param=field)
+
     def refuse(self, name: str, remedy: str) -> ApiError:
         """Return the error of a field that has a value this server cannot serve."""
         return ApiError(400, f"{name} is not supported; {remedy}", param=name)

@@ -6,9 +6,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from specdec.core.chat_content import part_texts
 from specdec.core.structured_outputs import StructuredOutputsParams
-from specdec.openai.chat_request import Content, ReasoningEffort, TemplateArguments
+from specdec.openai.chat_request import Content, ReasoningEffort, TemplateArguments, content_parts, content_text
 from specdec.openai.errors import ApiError
 from specdec.openai.request_model import ListOf, Objects, RequestModel, Texts
 from specdec.openai.sampling_fields import Int, check_logprobs
@@ -48,7 +47,7 @@ class InputItem(RequestModel):
         """
         match self.type:
             case None | "message" if self.role is not None:
-                return {"role": self.role, "content": _parts(self.content)}
+                return {"role": self.role, "content": content_parts(self.content)}
             case "function_call" if self.name is not None:
                 function = {"name": self.name, "arguments": self.arguments}
                 call = {"id": self.call_id, "type": "function", "function": function}
@@ -59,9 +58,12 @@ class InputItem(RequestModel):
                 call = {"id": self.call_id, "type": "function", "function": function}
                 return {"role": "assistant", "tool_calls": [call]}
             case "function_call_output" | "custom_tool_call_output":
-                return {"role": "tool", "content": _parts(self.output), "tool_call_id": self.call_id}
+                return {"role": "tool", "content": content_parts(self.output), "tool_call_id": self.call_id}
             case "reasoning":
-                return {"role": "assistant", "reasoning_content": _text(self.content or self.summary)}
+                return {
+                    "role": "assistant",
+                    "reasoning_content": content_text(self.content or self.summary, "\n", "input"),
+                }
         message = f"an input item is of type {self.type!r:.60}; known are messages with a role, function_call, "
         message += "custom_tool_call (each with a name), their outputs, and reasoning"
         raise ApiError(400, message, param="input")
@@ -215,25 +217,6 @@ class ResponsesRequest(TemplateArguments, ToolFields):
         if self.n not in (None, 1):
             raise self.refuse("n", "a response is one answer")
         check_logprobs(self.top_logprobs, most_logprobs, "top_logprobs")
-
-
-def _parts(content: Content | None) -> list[Any]:
-    """Return content as a list of parts."""
-    if isinstance(content, str):
-        return [content] if content else []
-    return [part if isinstance(part, str) else part.model_dump() for part in content or ()]
-
-
-def _text(content: Content | None) -> str:
-    """Return the text of a reasoning item.
-
-    Raises:
-        ApiError: content other than text.
-    """
-    try:
-        return "\n".join(part_texts(_parts(content)))
-    except ValueError as error:
-        raise ApiError(400, str(error), param="input") from None
 
 
 def _joined_turns(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

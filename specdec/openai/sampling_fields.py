@@ -39,13 +39,9 @@ class SpeculationFields(RequestModel):
         Raises:
             ApiError: a bound outside its range, or an unknown one.
         """
-        known = type(self).model_fields
-        if unknown := self.unknown_fields():
-            message = f"speculation holds {unknown[0][:50]!r}; it may hold {', '.join(known)}"
-            raise ApiError(400, message, param="speculation")
-        given = {name: value for name in known if (value := getattr(self, name)) is not None}
+        self.check_known("speculation")
         try:
-            return Speculation(**given)
+            return Speculation(**self.model_dump(exclude_none=True))
         except ValueError as error:
             raise ApiError(400, f"speculation: {error}", param="speculation") from None
 

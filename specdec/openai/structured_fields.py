@@ -25,6 +25,11 @@ class ResponseFormat(RequestModel):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
 
+    @property
+    def described(self) -> JsonSchema | None:
+        """The schema with its name."""
+        return self.json_schema
+
     def structure(self, field: str) -> StructuredOutputsParams | None:
         """Return the form that the output follows, None for any.
 
@@ -35,27 +40,23 @@ class ResponseFormat(RequestModel):
             ApiError: a schema that is missing, or that cannot be followed.
         """
         if self.type == "json_schema":
-            return _params(field, json=self._schema(field))
+            described = self.described
+            if described is None or described.name is None or described.given is None:
+                raise ApiError(400, f"{field} is 'json_schema'; give its name and its schema", param=field)
+            return _params(field, json=described.given)
         if self.type == "structural_tag":
             message = f"{field} is 'structural_tag'; supported are 'text', 'json_object' and 'json_schema'"
             raise ApiError(400, message, param=field)
         return _params(field, json_object=True) if self.type == "json_object" else None
 
-    def _schema(self, field: str) -> dict[str, Any]:
-        given = self.json_schema
-        return _named_schema(field, given.name if given else None, given.given if given else None)
 
-
-class TextFormat(ResponseFormat):
+class TextFormat(JsonSchema, ResponseFormat):
     """`text.format` of `/v1/responses`, where name and schema stand beside the type."""
 
-    name: str | None = None
-    description: str | None = None
-    given: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None
-
-    def _schema(self, field: str) -> dict[str, Any]:
-        return _named_schema(field, self.name, self.given)
+    @property
+    def described(self) -> JsonSchema:
+        """The schema with its name."""
+        return self
 
 
 class StructuredOutputsFields(RequestModel):
@@ -76,17 +77,8 @@ class StructuredOutputsFields(RequestModel):
             ApiError: an unknown field, none or several of those that exclude each other, or a wrong value.
         """
         field = "structured_outputs"
-        known = [each.alias or name for name, each in type(self).model_fields.items()]
-        if unknown := self.unknown_fields():
-            message = f"{field} holds {unknown[0][:50]!r}; it may hold {', '.join(known)}"
-            raise ApiError(400, message, param=field)
+        self.check_known(field)
         return _params(field, **self.model_dump(by_alias=True, exclude_none=True))
-
-
-def _named_schema(field: str, name: str | None, schema: dict[str, Any] | None) -> dict[str, Any]:
-    if name is None or schema is None:
-        raise ApiError(400, f"{field} is 'json_schema'; give its name and its schema", param=field)
-    return schema
 
 
 def _params(field: str, **given: Any) -> StructuredOutputsParams:

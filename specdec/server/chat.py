@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from specdec.core.sampling_params import SamplingParams
 from specdec.openai.chat_answer import ChatAnswer
-from specdec.openai.chat_request import ChatRequest
+from specdec.openai.chat_request import ChatRequest, content_text
 from specdec.openai.errors import ApiError
 from specdec.openai.messages_answer import InputTokens, MessageReply, MessagesAnswer
 from specdec.openai.messages_request import MessagesRequest
@@ -87,7 +87,7 @@ async def _prepared(body: ChatRequest | ResponsesRequest, request: Request) -> t
         body.forced_calls(service.served.tool_parser, service.tool_tags),
         max_tokens=body.limit,
         logprobs=body.num_logprobs,
-        prediction=None if prediction is None else prediction.text(),
+        prediction=None if prediction is None else content_text(prediction.content, "", "prediction"),
     )
     if isinstance(body, ResponsesRequest) and body.truncation == "auto":
         params.truncate_prompt_tokens = -1
