@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from math import isfinite
 from typing import Any
@@ -84,41 +84,9 @@ def _invalid(schema: Any) -> str | None:
         return f"there is {schema!r:.50}; a schema is an object, true or false"
     for keyword, value in schema.items():
         kind = VALUES.get(keyword)
-        if kind and not _is_of_kind(kind, value):
+        if kind and not _KINDS[kind](value):
             return f"{keyword} is {value!r:.50}; it must be {kind}"
     return None
-
-
-def _is_of_kind(kind: str, value: Any) -> bool:
-    match kind:
-        case "text":
-            return isinstance(value, str)
-        case "true or false":
-            return isinstance(value, bool)
-        case "a number":
-            return _is_finite(value)
-        case "a number above 0":
-            return _is_finite(value) and value > 0
-        case "a whole number, at least 0":
-            return _is_finite(value) and is_whole(value) and value >= 0
-        case "a regular expression that Python's re reads too":
-            return _is_pattern(value)
-        case "a JSON type or a list of them":
-            types = [value] if isinstance(value, str) else value
-            return isinstance(types, list) and 0 < len(types) == len({str(each) for each in types if each in TYPES})
-        case "a list of different texts":
-            is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
-            return is_list and len(value) == len(set(value))
-        case "a list":
-            return isinstance(value, list)
-        case "a schema":
-            return isinstance(value, bool | Mapping)
-        case "a list of at least one schema":
-            return isinstance(value, list) and bool(value)
-        case "an object of schemas":
-            return isinstance(value, Mapping)
-        case _:
-            return isinstance(value, Mapping) and all(_is_pattern(key) for key in value)
 
 
 def _is_finite(value: Any) -> bool:
@@ -134,6 +102,36 @@ def _is_pattern(value: Any) -> bool:
     except (TypeError, re.error, OverflowError):
         return False
     return True
+
+
+def _is_types(value: Any) -> bool:
+    types = [value] if isinstance(value, str) else value
+    return isinstance(types, list) and 0 < len(types) == len({str(each) for each in types if each in TYPES})
+
+
+def _is_different_texts(value: Any) -> bool:
+    is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return is_list and len(value) == len(set(value))
+
+
+# Whether a value is of a kind, by the words of `VALUES`.
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "text": lambda value: isinstance(value, str),
+    "true or false": lambda value: isinstance(value, bool),
+    "a number": _is_finite,
+    "a number above 0": lambda value: _is_finite(value) and value > 0,
+    "a whole number, at least 0": lambda value: _is_finite(value) and is_whole(value) and value >= 0,
+    "a regular expression that Python's re reads too": _is_pattern,
+    "a JSON type or a list of them": _is_types,
+    "a list of different texts": _is_different_texts,
+    "a list": lambda value: isinstance(value, list),
+    "a schema": lambda value: isinstance(value, bool | Mapping),
+    "a list of at least one schema": lambda value: isinstance(value, list) and bool(value),
+    "an object of schemas": lambda value: isinstance(value, Mapping),
+    "an object of schemas by regular expressions that Python's re reads too": (
+        lambda value: isinstance(value, Mapping) and all(map(_is_pattern, value))
+    ),
+}
 
 
 def _problem(schema: Any, *, is_root: bool) -> str | None:

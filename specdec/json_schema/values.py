@@ -1,7 +1,7 @@
 """Checks of values by a JSON schema, and of schemas that no value follows together. Pure Python."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -19,23 +19,20 @@ def same(one: Any, other: Any) -> bool:
     return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    "null": lambda value: value is None,
+    "boolean": lambda value: isinstance(value, bool),
+    "number": is_number,
+    "integer": is_whole,
+    "string": lambda value: isinstance(value, str),
+    "array": lambda value: isinstance(value, list),
+    "object": lambda value: isinstance(value, Mapping),
+}
+
+
 def is_type(value: Any, kind: str) -> bool:
     """Return whether a value has a JSON type."""
-    match kind:
-        case "null":
-            return value is None
-        case "boolean":
-            return isinstance(value, bool)
-        case "number":
-            return is_number(value)
-        case "integer":
-            return is_whole(value)
-        case "string":
-            return isinstance(value, str)
-        case "array":
-            return isinstance(value, list)
-        case _:
-            return isinstance(value, Mapping)
+    return _TYPES[kind](value)
 
 
 class Values:
