@@ -92,8 +92,7 @@ async def _prepared(body: ChatRequest | ResponsesRequest, request: Request) -> t
     if isinstance(body, ResponsesRequest) and body.truncation == "auto":
         params.truncate_prompt_tokens = -1
     service.leave_room(params)
-    is_truncated, arguments = params.truncate_prompt_tokens is not None, body.template_arguments()
-    work = service.chat_tokens(request, body.chat_messages(), arguments, body.PROMPT_FIELD, may_be_longer=is_truncated)
-    prompt = await service.tokenized(request, work)
+    is_cut, arguments = params.truncate_prompt_tokens is not None, body.template_arguments()
+    prompt = await service.chat_tokens(request, body.chat_messages(), arguments, body.PROMPT_FIELD, is_cut)
     service.begin_thinking(params, prompt, arguments)
     return prompt, params

@@ -23,8 +23,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     body.check_completion(service.settings.max_logprobs)
     given, params = body.prompts(), _params(body, service)
     special = body.add_special_tokens is not False
-    work = service.tokens(request, given, special, may_be_longer=params.truncate_prompt_tokens is not None)
-    prompts = await service.tokenized(request, work)
+    prompts = await service.tokens(request, given, special, may_be_longer=params.truncate_prompt_tokens is not None)
     most = params.truncate_prompt_tokens or max(map(len, prompts))
     # A truncated prompt is echoed as the text of the tokens that are left.
     texts = [

@@ -68,11 +68,6 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     service.accept(body, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages", param="prompt")
-    work = _tokenized(service, body, request)
-    return json_response(await service.tokenized(request, work))
-
-
-async def _tokenized(service: Service, body: TokenizeRequest, request: Request) -> Tokenized:
     if body.messages is not None:
         tokens = await service.chat_tokens(request, body.chat_messages(), body.template_arguments())
     else:
@@ -80,9 +75,8 @@ async def _tokenized(service: Service, body: TokenizeRequest, request: Request) 
         (tokens,) = await service.tokens(request, [body.prompt or ""], body.add_special_tokens is not False)
     reply = Tokenized(len(tokens), service.llm.max_model_len, tokens)
     if body.return_token_strs:
-        work = partial(_names, service, tokens)
-        reply.token_strs = await service.llm.lanes.run(request.state.client, request.state.body_size, work)
-    return reply
+        reply.token_strs = await service.in_lane(request, request.state.body_size, partial(_names, service, tokens))
+    return json_response(reply)
 
 
 def _names(service: Service, tokens: Sequence[int]) -> list[str]:
@@ -103,8 +97,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         wrong = next(token for token in given if not 0 <= token < size)
         raise ApiError(400, f"tokens holds {wrong}; token ids lie between 0 and {size - 1}", param="tokens")
     work = partial(tokenizer.decode, given, skip_special_tokens=False)
-    text = await service.llm.lanes.run(request.state.client, request.state.body_size, work)
-    return json_response(Detokenized(text))
+    return json_response(Detokenized(await service.in_lane(request, request.state.body_size, work)))
 
 
 @router.post("/abort", responses=answers(Aborted))

@@ -22,8 +22,7 @@ async def score_choices(body: ScoringRequest, request: Request) -> Response:
     """Return the log-probabilities of given continuations of a prompt, scored in one pass."""
     service = service_of(request)
     service.accept(body, body.model)
-    work = _tokens(service, body, request)
-    tokens, params = await service.tokenized(request, work)
+    tokens, params = await _tokens(service, body, request)
     answer_id = f"score-{request.state.request_id}"
     states = service.run(answer_id, [tokens], params, request, body)
     (state,) = await service.final(request, states, 1)
@@ -56,7 +55,7 @@ async def _tokens(service: Service, body: ScoringRequest, request: Request) -> t
         texts = [choice for choice in body.choices if isinstance(choice, str)]
         own = sum(map(len, texts))
         size = (request.state.body_size - own) * max(len(texts), 1) + own
-        prompt, params = await service.llm.lanes.run(request.state.client, size, work)
+        prompt, params = await service.in_lane(request, size, work)
     except ValueError as error:
         field = "prompt" if body.messages is None else "messages"
         param = "choices" if str(error).startswith("choices") else field

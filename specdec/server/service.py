@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
@@ -189,7 +189,7 @@ class Service:
             _ = self.served.needed_tokenizer
             size = sum(map(len, texts))
             work = partial(self.llm.texts.encode, texts, add_special_tokens, may_be_longer)
-            encoded = iter(await self._in_lane(request, size, "prompt", work))
+            encoded = iter(await self._tokenized(request, size, "prompt", work))
         return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     async def chat_tokens(
@@ -209,23 +209,24 @@ class Service:
             ApiError: the chat template refuses it, or there is none; a conversation that is too long.
         """
         work = partial(self.llm.texts.chat_prompt, messages, arguments, may_be_longer)
-        return await self._in_lane(request, request.state.body_size, field, work)
+        return await self._tokenized(request, request.state.body_size, field, work)
 
-    async def tokenized(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of work that tokenizes the texts of a request.
+    async def in_lane(self, request: Request, size: int, work: Callable[[], T]) -> T:
+        """Return the result of work on `size` characters of a request, in a thread.
 
-        Work on long texts ends when the client goes away or the time is over; watching costs more than short ones.
+        Work on a long request ends when the client goes away or the time is over; watching costs more than a short one.
 
         Raises:
             ClientGoneError, ApiError: see `while_connected`; what the work raises.
         """
+        running = self.llm.lanes.run(request.state.client, size, work)
         if request.state.body_size <= SHORT_TEXT:
-            return await work
-        return await while_connected(request.receive, work, self.settings.request_timeout)
+            return await running
+        return await while_connected(request.receive, running, self.settings.request_timeout)
 
-    async def _in_lane(self, request: Request, size: int, field: str, work: Callable[[], T]) -> T:
+    async def _tokenized(self, request: Request, size: int, field: str, work: Callable[[], T]) -> T:
         try:
-            return await self.llm.lanes.run(request.state.client, size, work)
+            return await self.in_lane(request, size, work)
         except ValueError as error:
             raise ApiError(400, str(error), param=field, code=code_of(error)) from None
 
