@@ -195,13 +195,11 @@ class ChatAnswer:
             return ChatDelta(content=item)
         if isinstance(item, Thought):
             return ChatDelta(reasoning=item.text, reasoning_content=item.text)
-        is_start = isinstance(item, CallStart)
-        function = FunctionDelta("", item.name) if isinstance(item, CallStart) else FunctionDelta(item.text)
-        sent.calls += is_start
-        delta = ToolCallDelta(sent.calls - 1, function)
-        if is_start:
-            delta.id, delta.type = _call_id(), "function"
-        return ChatDelta(tool_calls=[delta])
+        if isinstance(item, CallArguments):
+            return ChatDelta(tool_calls=[ToolCallDelta(sent.calls - 1, FunctionDelta(item.text))])
+        sent.calls += 1
+        call = ToolCallDelta(sent.calls - 1, FunctionDelta("", item.name), _call_id(), "function")
+        return ChatDelta(tool_calls=[call])
 
     def _finish_reason(self, output: CompletionOutput, sent: _ChatProgress) -> str | None:
         # As OpenAI and vLLM have it, a call of a named function ends as a message does.

@@ -1,6 +1,5 @@
 """The answer of `/v1/messages`, whole or in parts, in Anthropic's shapes."""
 
-import json
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
@@ -16,7 +15,7 @@ from specdec.openai.errors import ApiError
 from specdec.openai.reasoning_text import Thought
 from specdec.openai.served_model import ServedModel
 from specdec.tool_calls.tagged_calls import Item
-from specdec.tool_calls.tool_call_reader import CallArguments, CallStart
+from specdec.tool_calls.tool_call_reader import CallArguments, CallStart, json_value
 
 Event = dict[str, Any]
 
@@ -178,8 +177,5 @@ class MessagesAnswer:
 
 def _arguments(text: str) -> dict[str, Any]:
     """Return the arguments of a call; none where the answer was cut off within them."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
+    found = json_value(text)
     return found if isinstance(found, dict) else {}

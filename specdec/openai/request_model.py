@@ -9,23 +9,20 @@ from specdec.openai.errors import ApiError
 T = TypeVar("T")
 
 
-def _check_texts(value: Any) -> Any:
-    if isinstance(value, dict) and not all(isinstance(each, str) for each in value.values()):
-        raise ValueError("all values should be strings")
-    return value
+def _all_are(kinds: tuple[type, ...], what: str) -> BeforeValidator:
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and not all(type(each) in kinds for each in value.values()):
+            raise ValueError(f"all values should be {what}")
+        return value
 
-
-def _check_numbers(value: Any) -> Any:
-    if isinstance(value, dict) and not all(type(each) in (int, float) for each in value.values()):
-        raise ValueError("all values should be numbers")
-    return value
+    return BeforeValidator(check)
 
 
 # Containers of which only the first wrong value is an error: a body has room for a million of them, and describing
 # that many errors takes a minute.
 ListOf = Annotated[list[T], Field(fail_fast=True)]
-Texts = Annotated[dict[str, str], BeforeValidator(_check_texts)]
-Numbers = Annotated[dict[str, float], BeforeValidator(_check_numbers)]
+Texts = Annotated[dict[str, str], _all_are((str,), "strings")]
+Numbers = Annotated[dict[str, float], _all_are((int, float), "numbers")]
 # Objects cost more than their bytes.
 MOST_OBJECTS = 1 << 14
 Objects = Annotated[list[T], Field(fail_fast=True, max_length=MOST_OBJECTS)]

@@ -48,13 +48,11 @@ class InputItem(RequestModel):
         match self.type:
             case None | "message" if self.role is not None:
                 return {"role": self.role, "content": content_parts(self.content)}
-            case "function_call" if self.name is not None:
-                function = {"name": self.name, "arguments": self.arguments}
-                call = {"id": self.call_id, "type": "function", "function": function}
-                return {"role": "assistant", "tool_calls": [call]}
-            case "custom_tool_call" if self.name is not None:
-                # Chat templates know calls of functions.
-                function = {"name": self.name, "arguments": json.dumps({"input": self.input or ""})}
+            case "function_call" | "custom_tool_call" if self.name is not None:
+                # Chat templates know calls of functions alone.
+                is_custom = self.type == "custom_tool_call"
+                arguments = json.dumps({"input": self.input or ""}) if is_custom else self.arguments
+                function = {"name": self.name, "arguments": arguments}
                 call = {"id": self.call_id, "type": "function", "function": function}
                 return {"role": "assistant", "tool_calls": [call]}
             case "function_call_output" | "custom_tool_call_output":

@@ -288,9 +288,5 @@ class _EngineCollector(Collector):
 
 def _sizes(most: int) -> list[float]:
     """Return 1, 2, 5, 10, 20, 50 and so on, up to `most`."""
-    sizes: list[float] = []
-    power = 1
-    while power <= most:
-        sizes += [step * power for step in (1, 2, 5) if step * power <= most]
-        power *= 10
-    return sizes
+    powers = (10**digits for digits in range(len(str(most))))
+    return [step * power for power in powers for step in (1, 2, 5) if step * power <= most]

@@ -55,10 +55,8 @@ async def retrieve_model(name: str, request: Request) -> Response:
 
 def _card(service: Service, name: str) -> ModelCard:
     adapter, model, longest = service.adapters.get(name), service.served.names[0], service.llm.max_model_len
-    if adapter is not None:
-        path = adapter.lora_path
-        return ModelCard(id=name, created=service.started, root=path, parent=model, max_model_len=longest)
-    return ModelCard(id=name, created=service.started, root=model, max_model_len=longest)
+    root, parent = (model, None) if adapter is None else (adapter.lora_path, model)
+    return ModelCard(id=name, created=service.started, root=root, parent=parent, max_model_len=longest)
 
 
 @router.post("/tokenize", responses=answers(Tokenized))

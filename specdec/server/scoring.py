@@ -71,13 +71,6 @@ def _replies(service: Service, given: Sequence[str | list[int]], scores: Sequenc
         one if isinstance(one, str) else None if tokenizer is None else tokenizer.backend.decode(one) for one in given
     ]
     return [
-        ScoredChoice(
-            index=index,
-            text=text,
-            token_ids=score.token_ids,
-            token_logprobs=score.logprobs,
-            cumulative_logprob=score.cumulative_logprob,
-            normalized_logprob=score.normalized_logprob,
-        )
+        ScoredChoice(index, text, score.token_ids, score.logprobs, score.cumulative_logprob, score.normalized_logprob)
         for index, (text, score) in enumerate(zip(texts, scores, strict=True))
     ]

@@ -83,7 +83,7 @@ class CallReader:
 
     def _begin(self) -> list[CallPiece]:
         head = _HEAD.match(self.unread)
-        name = _loaded(head[1]) if head else None
+        name = json_value(head[1]) if head else None
         if head is not None and _is_name(name):
             self.has_begun = self._in_arguments = True
             self.unread = self.unread[head.end() :]
@@ -93,7 +93,7 @@ class CallReader:
         if self._brackets.is_broken:
             self.reading = Reading.BROKEN
         elif self._brackets.is_closed:
-            call = _pieces(_loaded(self.unread[: self._brackets.num_read]), self._names)
+            call = _pieces(json_value(self.unread[: self._brackets.num_read]), self._names)
             self.reading = Reading.CALL if call else Reading.OBJECT
             if call:
                 self.has_begun = True
@@ -177,7 +177,7 @@ class _Brackets:
             self.num_read += not self.is_broken
 
 
-def _loaded(text: str) -> Any:
+def json_value(text: str) -> Any:
     """Return the value of a JSON text, None if it is none."""
     try:
         return json.loads(text)
@@ -213,7 +213,7 @@ def argument_text(arguments: Any) -> str | None:
         return "{}"
     value = arguments
     if isinstance(arguments, str):
-        value = _loaded(arguments) if arguments.strip() else {}
+        value = json_value(arguments) if arguments.strip() else {}
         if isinstance(value, dict) and value and _has_utf8(arguments):
             return arguments
         value = {} if arguments.strip() == "null" else value
