@@ -7,14 +7,18 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from specdec.config import DEMO, DEMO_HEAD
+
+if TYPE_CHECKING:
+    from specdec.core.outputs import TreeTrace
 
 COMMANDS = (
     ["generate", "--draft", "eagle", "I would like to find a restaurant in San Jose."],
@@ -29,24 +33,6 @@ TREE_PROMPT = "Can you book a table for two people at a restaurant in San Jose f
 TREE_SHAPE = (5, 4, 14)
 
 
-class Drawn(NamedTuple):
-    """One draft tree of a run.
-
-    Attributes:
-        root: the known token under which it hangs.
-        tokens: of its nodes, as text.
-        parents: index of each node's parent, -1 for the root.
-        path: accepted nodes, from the root downwards.
-        bonus: the token that the target adds after them.
-    """
-
-    root: str
-    tokens: list[str]
-    parents: list[int]
-    path: list[int]
-    bonus: str
-
-
 def inputs() -> str:
     """Return the hash of what the pictures depend on: commands, prompt and the demo's weights."""
     digest = hashlib.sha256(repr((COMMANDS, EXACT, WIDTH, TREE_PROMPT, TREE_SHAPE)).encode())
@@ -59,7 +45,7 @@ def draw(folder: Path) -> None:
     """Run the demo and write `terminal.svg` and `tree.svg`."""
     mark = f"<!-- specdec-inputs: {inputs()} -->\n"
     (folder / "terminal.svg").write_text(mark + _terminal(), encoding="utf-8")
-    (folder / "tree.svg").write_text(mark + _tree(_find_tree()), encoding="utf-8")
+    (folder / "tree.svg").write_text(mark + _tree(*_find_tree()), encoding="utf-8")
 
 
 def _terminal() -> str:
@@ -77,41 +63,21 @@ def _terminal() -> str:
     return re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
 
 
-def _find_tree() -> Drawn:
-    """Return the tree of the run with the longest accepted path; of several, the one with the most branches."""
+def _find_tree() -> tuple["TreeTrace", Callable[[int], str]]:
+    """Return the tree of the run with the longest accepted path, of several the one with the most branches; and what
+    makes text of its tokens.
+    """
     # Late: torch takes seconds to import, and nothing else here needs it.
     from specdec import LLM, DraftShape, SamplingParams
 
     llm = LLM(draft="eagle", dtype="float32", adaptive_drafts=False, shape=DraftShape(*TREE_SHAPE))
-    assert llm.tokenizer is not None
-    found: list[Drawn] = []
+    tokenizer = llm.tokenizer
+    assert tokenizer is not None
     prompt = llm.chat_prompt([{"role": "user", "content": TREE_PROMPT}])
-    request = llm.new_group(prompt, SamplingParams(temperature=0, max_tokens=96)).requests[0]
-    propose, trees = llm.engine.worker.drafter.propose, []
-
-    def watch(rows: Any) -> Any:
-        trees.append(propose(rows))
-        return trees[-1]
-
-    # A method may not be assigned to, says mypy; here that is what is wanted.
-    setattr(llm.engine.worker.drafter, "propose", watch)  # noqa: B010
-    llm.engine.add_request(request)
-    while llm.engine.has_unfinished:
-        before = len(request.token_ids)
-        llm.engine.step()
-        tree, new = trees[-1].read()[0], list(request.token_ids[before:])
-        path, parent = [], -1
-        for token in new:
-            child = tree.children.get((parent, token))
-            if child is None:
-                break
-            path.append(child)
-            parent = child
-        if path and len(path) < len(new):
-            tokens = (request.token_ids[before - 1], *tree.tokens, new[len(path)])
-            text = ["⟨end⟩" if token in llm.end_tokens else llm.tokenizer.decode([token]) for token in tokens]
-            found.append(Drawn(text[0], text[1:-1], list(tree.parents), path, text[-1]))
-    return max(found, key=lambda one: (len(one.path), len({*range(len(one.tokens))} - {*one.parents})))
+    *_, answer = llm.stream(prompt, SamplingParams(temperature=0, max_tokens=96), trace=True)
+    found = [tree for tree in answer.outputs[0].trace if tree.path and len(tree.path) < len(tree.output)]
+    best = max(found, key=lambda tree: (len(tree.path), len({*range(len(tree.tokens))} - {*tree.parents})))
+    return best, lambda token: "⟨end⟩" if token in llm.end_tokens else tokenizer.decode([token])
 
 
 STEP_X, STEP_Y, BOX = 128, 36, 108
@@ -119,7 +85,7 @@ LEGEND_X = 230
 GREEN, GREY, DARK = "#1b7f5c", "#8c8c8c", "#222222"
 
 
-def _tree(tree: Drawn) -> str:
+def _tree(tree: "TreeTrace", text_of: Callable[[int], str]) -> str:
     """Draw the tree from left to right: one column a depth, one line a leaf."""
     nodes = [-1, *range(len(tree.tokens))]
     children = {node: [child for child, parent in enumerate(tree.parents) if parent == node] for node in nodes}
@@ -140,7 +106,7 @@ def _tree(tree: Drawn) -> str:
         return height[node]
 
     place(-1)
-    last = tree.path[-1] if tree.path else -1
+    last = tree.path[-1]
     bonus_x, bonus_y = depth[last] + 1, height[last]
     if any(depth[node] == bonus_x and height[node] == bonus_y for node in nodes[1:]):
         bonus_y, leaves = leaves, leaves + 1
@@ -150,9 +116,9 @@ def _tree(tree: Drawn) -> str:
         lines.append(_line(depth[node] - 1, height[tree.parents[node]], depth[node], height[node], node in accepted))
     lines.append(_line(bonus_x - 1, height[last], bonus_x, bonus_y, True, dashed=True))
     for node in nodes:
-        text = tree.root if node < 0 else tree.tokens[node]
+        text = text_of(tree.root if node < 0 else tree.tokens[node])
         boxes.append(_box(depth[node], height[node], text, GREEN if node in accepted else GREY, is_root=node < 0))
-    boxes.append(_box(bonus_x, bonus_y, tree.bonus, DARK, dashed=True))
+    boxes.append(_box(bonus_x, bonus_y, text_of(tree.output[-1]), DARK, dashed=True))
     width, total = (max(*depth.values(), bonus_x) + 1) * STEP_X + 12, leaves * STEP_Y + 52
     legend = (
         ("root, the last known token", GREEN, True, False),
