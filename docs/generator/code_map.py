@@ -83,9 +83,8 @@ def rooms_in_order(files: dict[str, Path], arrows: Counter[tuple[str, str]]) -> 
 
 def drawing() -> str:
     """Return the rooms and their imports as a mermaid drawing: one box a room, one arrow a pair, importer on top."""
-    files = sources()
     arrows = imports()
-    rooms = rooms_in_order(files, arrows)
+    rooms = rooms_in_order(sources(), arrows)
     lines = ["```mermaid", "flowchart TD"]
     for layer in reversed(LAYERS):
         own = sorted(room for room in rooms if room.split("/")[0] == layer)
@@ -95,30 +94,18 @@ def drawing() -> str:
         lines.append(f'  subgraph {layer}_layer ["{layer}/"]')
         lines += [f"    {_identifier(room)}[{room.split('/')[-1]}]" for room in own]
         lines.append("  end")
-    lines += [f"  {_identifier(one)} --> {_identifier(other)}" for one, other in _reduced(arrows)]
+    lines += [f"  {_identifier(one)} --> {_identifier(other)}" for one, other in _reduced(rooms, arrows)]
     return "\n".join([*lines, "```"])
 
 
-def _reduced(arrows: Counter[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the arrows that are not implied by a longer path, so that the drawing can be read."""
-    after: dict[str, set[str]] = {}
-    for one, other in arrows:
-        after.setdefault(one, set()).add(other)
-
-    def reachable(start: str) -> set[str]:
-        found: set[str] = set()
-        queue = [start]
-        while queue:
-            for room in after.get(queue.pop(), ()):
-                if room not in found:
-                    found.add(room)
-                    queue.append(room)
-        return found
-
+def _reduced(rooms: list[str], arrows: Counter[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the arrows between rooms in order that no longer path implies, so that the drawing can be read."""
+    after = {room: {other for one, other in arrows if one == room} for room in rooms}
+    reachable: dict[str, set[str]] = {}
+    for room in rooms:
+        reachable[room] = after[room].union(*(reachable[other] for other in after[room]))
     return sorted(
-        (one, other)
-        for one, other in arrows
-        if not any(other in reachable(between) for between in after[one] - {other})
+        (one, other) for one, other in arrows if not any(other in reachable[between] for between in after[one])
     )
 
 
@@ -128,9 +115,8 @@ def _identifier(room: str) -> str:
 
 def matrix() -> str:
     """Return which room imports which, every arrow, as a table."""
-    files = sources()
     arrows = imports()
-    order = rooms_in_order(files, arrows)
+    order = rooms_in_order(sources(), arrows)
     rows = []
     for room in order:
         used = [other for other in order if arrows[room, other]]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from docs.generator.regions import table
-from docs.generator.results import read, source
+from docs.generator.results import read, source, sourced
 
 
 def _quantized_products() -> str:
@@ -19,7 +19,7 @@ def _quantized_products() -> str:
         for (form, dtype, threads), ratios in found.items()
     ]
     header = ["form", "`--dtype`", "threads", *(f"{count} row{'s' * (count > 1)}" for count in counts)]
-    return f"{table(header, rows)}\n\n{source('quantization_products', 'quantization products')}"
+    return sourced("quantization_products", header, rows, "quantization products")
 
 
 def _kv_cache_dtype() -> str:
@@ -47,7 +47,7 @@ def _kv_cache_dtype() -> str:
         source_of = {"auto": "", "int8": "measured"}.get(one["kv_cache_dtype"], "1")
         scales = "checkpoint's" if one["checkpoint_scales"] else source_of
         rows.append([one["kv_cache_dtype"], one["draft_kv_cache_dtype"], scales, *figures(one)])
-    return f"{table(header, rows)}\n\n{source('kv_cache_dtype', 'kv_cache_dtype')}"
+    return sourced("kv_cache_dtype", header, rows)
 
 
 def _quantized_logits() -> str:
@@ -63,7 +63,7 @@ def _quantized_logits() -> str:
         for name, row in read("quantization_logits")["comparisons"].items()
     ]
     header = ["demo target", "mean difference", "largest", "equal greedy tokens", "perplexity of each"]
-    return f"{table(header, rows)}\n\n{source('quantization_logits', 'quantization logits')}"
+    return sourced("quantization_logits", header, rows, "quantization logits")
 
 
 def _quantized_speed() -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from docs.generator.regions import table
-from docs.generator.results import read
+from docs.generator.results import cited, read
 
 # Kinds of kernels, by a part of their names; the first that fits. The rest are the last kind.
 KINDS = (
@@ -16,8 +16,8 @@ KINDS = (
 
 
 def _source(command: str, file: str, document: dict[str, Any]) -> str:
-    where = f"{document['gpu']}; torch {document['torch']}; triton {document['triton']}; commit {document['commit']}"
-    return f"Command: `{command}`. Result: `benchmarks/results/{file}.json` ({where})."
+    versions = (f"{name} {document[name]}" for name in ("torch", "triton", "commit"))
+    return cited(command, file, document["gpu"], *versions)
 
 
 def _cycle() -> str:
@@ -125,11 +125,9 @@ def _kernels() -> str:
         "bytes at once per multiprocessor, at most",
         "at least, µs",
     ]
-    where = f"torch {document['torch']}; commit {document['commit']}"
+    facts = (f"{name} {document[name]}" for name in ("torch", "commit"))
     command = "TRITON_INTERPRET=1 python -m tests.kernels.resources"
-    return (
-        f"{table(header, lines)}\n\nCommand: `{command}`. Result: `benchmarks/results/kernel_resources.json` ({where})."
-    )
+    return f"{table(header, lines)}\n\n{cited(command, 'kernel_resources', *facts)}"
 
 
 def _host() -> str:
@@ -139,10 +137,9 @@ def _host() -> str:
         [f"{row['batch']}", f"{row['context']:,}", f"{row['before']:.2f}", f"{row['now']:.2f}"]
         for row in document["rows"]
     ]
-    where = f"{document['processor']}; commit {document['commit']}"
-    command = "python -m benchmarks.host_step --before TREE"
+    facts = document["processor"], f"commit {document['commit']}"
     text = table(["requests", "context", "ms, before", "ms"], lines)
-    return f"{text}\n\nCommand: `{command}`. Result: `benchmarks/results/host_step.json` ({where})."
+    return f"{text}\n\n{cited('python -m benchmarks.host_step --before TREE', 'host_step', *facts)}"
 
 
 PARTS: dict[str, Callable[[], str]] = {

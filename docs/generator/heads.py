@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from docs.generator.regions import table
-from docs.generator.results import KINDS, read, script_source, source, speed_cells
+from docs.generator.results import KINDS, read, script_source, sourced, speed_cells
 
 # Results of `benchmarks/heads.sh`, and what each measures.
 RUNS = {
@@ -32,10 +32,8 @@ def _block_trees() -> str:
         for draft, name in heads.items()
     ]
     columns = [f"{form}, temperature {t:g}" for t in temperatures for form in ("chain", "tree")]
-    shown = table(["prompts", "nodes", "head", *columns], rows)
-    return (
-        f"{shown}\n\n{source('block_trees')} Run with `--draft eagle specdec/demo/dspark --prompts 60 --max-tokens 96`."
-    )
+    shown = sourced("block_trees", ["prompts", "nodes", "head", *columns], rows)
+    return f"{shown} Run with `--draft eagle specdec/demo/dspark --prompts 60 --max-tokens 96`."
 
 
 def _speeds(results: str, command: str, processor: str = "") -> str:

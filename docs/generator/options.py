@@ -34,19 +34,13 @@ OWNERS = {
 
 def option_table(command: str) -> str:
     """Return a command's arguments and options: spelling, meaning, default."""
-    return table(["option", "meaning", "default"], [_row(parameter) for parameter in GROUP.commands[command].params])
-
-
-def other_options_table(command: str) -> str:
-    """Return a command's options, without those that `generate` has in the same words."""
-    known = [_row(parameter) for parameter in GROUP.commands["generate"].params]
-    rows = [row for row in map(_row, GROUP.commands[command].params) if row not in known]
-    return table(["option", "meaning", "default"], rows)
+    known = _rows("generate") if command in BESIDE_GENERATE else []
+    return table(["option", "meaning", "default"], [row for row in _rows(command) if row not in known])
 
 
 def bench_table() -> str:
     """Return the options of the sub-commands of `bench`, without those that `generate` has in the same words."""
-    known = [_row(parameter) for parameter in GROUP.commands["generate"].params]
+    known = _rows("generate")
     users: dict[tuple[str, ...], list[str]] = {}
     for name, command in GROUP.commands[BENCH].commands.items():
         for row in map(_row, command.params):
@@ -55,6 +49,10 @@ def bench_table() -> str:
     total = len(GROUP.commands[BENCH].commands)
     rows = [[row[0], "all" if len(names) == total else ", ".join(names), *row[1:]] for row, names in users.items()]
     return table(["option", "of", "meaning", "default"], rows)
+
+
+def _rows(command: str) -> list[list[str]]:
+    return [_row(parameter) for parameter in GROUP.commands[command].params]
 
 
 def _row(parameter: Any) -> list[str]:
@@ -98,12 +96,7 @@ def _cells(*texts: str) -> list[str]:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    **{
-        f"options-{name}": partial(option_table, name)
-        for name in GROUP.commands
-        if name not in (BENCH, *BESIDE_GENERATE)
-    },
-    **{f"options-{name}": partial(other_options_table, name) for name in BESIDE_GENERATE},
+    **{f"options-{name}": partial(option_table, name) for name in GROUP.commands if name != BENCH},
     f"options-{BENCH}": bench_table,
     **{name: partial(settings_table, *owners) for name, owners in OWNERS.items()},
     "draft-help": lambda: DRAFT_HELP,

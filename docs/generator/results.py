@@ -1,7 +1,8 @@
 """Tables of measured results, from the JSON files that the benchmarks write."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,14 @@ def source(name: str, module: str = "") -> str:
     """Return where a table comes from: command, file, machine and commit."""
     document = read(name)
     where = document["gpu"] or f"{document['processor']}, {document['threads']} threads"
-    return (
-        f"Command: `python -m benchmarks.{module or name}`. Result: `benchmarks/results/{name}.json` "
-        f"({where}; torch {document['torch']}; commit {document['commit']})."
-    )
+    command = f"python -m benchmarks.{module or name}"
+    return cited(command, name, where, f"torch {document['torch']}", f"commit {document['commit']}")
+
+
+def cited(command: str, result: str, *facts: str) -> str:
+    """Return a command, the file or files (with a star) of its results, and the facts that belong to them."""
+    kind = "Results" if "*" in result else "Result"
+    return f"Command: `{command}`. {kind}: `benchmarks/results/{result}.json` ({'; '.join(facts)})."
 
 
 def script_source(command: str, files: str, names: Sequence[str], processor: str = "") -> str:
@@ -44,7 +49,7 @@ def script_source(command: str, files: str, names: Sequence[str], processor: str
         by_commit.setdefault(document["commit"], []).append(f"`{name}`")
     own, *others = by_commit
     parts += [f"commit {own}", *(f"{', '.join(by_commit[commit])}: commit {commit}" for commit in others)]
-    return f"Command: `bash benchmarks/{command}`. Results: `benchmarks/results/{files}.json` ({'; '.join(parts)})."
+    return cited(f"bash benchmarks/{command}", files, *parts)
 
 
 def speed_cells(mode: dict[str, Any], plain: dict[str, Any]) -> list[str]:
@@ -58,8 +63,15 @@ def speed_cells(mode: dict[str, Any], plain: dict[str, Any]) -> list[str]:
     ]
 
 
-def _with_source(name: str, header: list[str], rows: list[list[str]]) -> str:
-    return f"{table(header, rows)}\n\n{source(name)}"
+def sourced(name: str, header: list[str], rows: list[list[str]], module: str = "") -> str:
+    """Return a table, and below it where it comes from."""
+    return f"{table(header, rows)}\n\n{source(name, module)}"
+
+
+def row_table(name: str, columns: Mapping[str, str], module: str = "") -> str:
+    """Return a table of a result's rows: by heading, what `str.format` makes of a row."""
+    rows = [[cell.format(**row) for cell in columns.values()] for row in read(name)["rows"]]
+    return sourced(name, list(columns), rows, module)
 
 
 def tau_by_rule() -> dict[tuple[str, str, float], float]:
@@ -81,9 +93,7 @@ def _tau() -> str:
         for rule in rules
     ]
     header = ["prompts", "head and rule", *(f"temperature {t:g}" for t in temperatures)]
-    return (
-        f"{_with_source('acceptance', header, rows)} EAGLE-1 head: the same command with `--draft specdec/demo/eagle`."
-    )
+    return f"{sourced('acceptance', header, rows)} EAGLE-1 head: the same command with `--draft specdec/demo/eagle`."
 
 
 def rule_name(rule: str) -> str:
@@ -102,7 +112,7 @@ def _accepted_depths() -> str:
         for row in read("acceptance")["rows"]
         if row["rule"] == "coupled"
     ]
-    return _with_source("acceptance", ["prompts", "temperature", *(f"depth {d}" for d in range(1, 7))], rows)
+    return sourced("acceptance", ["prompts", "temperature", *(f"depth {d}" for d in range(1, 7))], rows)
 
 
 SPEED_NAMES = {
@@ -122,7 +132,7 @@ def _speed() -> str:
         cells = [f"{shares[kind]:.2f}" if kind in shares else "" for kind in KINDS]
         rows.append([name, f"{speeds[key]:.0f}", f"{speeds[key] / speeds['transformers']:.2f}", *cells])
     header = ["engine", "tok/s", "over transformers", "over no drafts: sgd-eval", "gsm8k-eval"]
-    return _with_source("speed", header, rows)
+    return sourced("speed", header, rows)
 
 
 def _throughput() -> str:
@@ -136,7 +146,7 @@ def _throughput() -> str:
                 [name, arrival, f"{ratios['sooner_than_one_by_one']:.1f}", f"{ratios['sooner_than_transformers']:.1f}"]
             )
     header = ["drafts", "arrival", "over the same requests one by one", "over transformers in padded batches of 8"]
-    return _with_source("throughput", header, rows)
+    return sourced("throughput", header, rows)
 
 
 def _scheduling_cost() -> str:
@@ -145,61 +155,7 @@ def _scheduling_cost() -> str:
     kinds = {row["rows"]: None for row in result["rows"]}
     ms = {(row["rows"], row["running"]): row["ms"] for row in result["rows"]}
     rows = [[kind, *(f"{ms[kind, size]:.2f}" for size in sizes)] for kind in kinds]
-    return _with_source("scheduling_cost", ["ms per step", *(f"{size} running" for size in sizes)], rows)
-
-
-def _chunked_prefill() -> str:
-    rows = [
-        [
-            row["drafts"],
-            str(row["max_num_batched_tokens"]),
-            f"{row['gap_over_step']:.1f}",
-            f"{row['noise_over_step']:.1f}",
-        ]
-        for row in read("chunked_prefill")["rows"]
-    ]
-    header = ["drafts", "tokens per step", "longest gap, in steps", "longest gap without the prompt, in steps"]
-    return _with_source("chunked_prefill", header, rows)
-
-
-def _prefix_cache() -> str:
-    rows = [
-        [
-            row["drafts"],
-            row["arrival"],
-            f"{row['prompt_tokens']:,}",
-            f"{row['computed']:,}",
-            f"{row['computed_at_least']:,}",
-            f"{row['cold_over_warm_seconds']:.1f}",
-        ]
-        for row in read("prefix_cache")["rows"]
-    ]
-    header = ["drafts", "arrival", "prompt tokens", "computed", "fewest possible", "time without cache / with"]
-    return _with_source("prefix_cache", header, rows)
-
-
-def _kv_transfer() -> str:
-    rows = [
-        [
-            row["blocks"],
-            f"{row['first_token_ms']:,.0f}",
-            f"{row['recomputed_over_this']:.1f}",
-            str(row["computed"]),
-            f"{row['loaded']:,}",
-            f"{row['tau']:.2f}",
-        ]
-        for row in read("kv_transfer")["rows"]
-    ]
-    header = ["blocks", "ms to the first token", "times as fast", "prompt tokens computed", "loaded", "tau"]
-    return _with_source("kv_transfer", header, rows)
-
-
-def _training() -> str:
-    rows = [
-        [row["recipe"], str(row["unroll"]), f"{row['tokens_per_s']:,.0f}", f"{row['peak_mib']:,.0f}"]
-        for row in read("training")["rows"]
-    ]
-    return _with_source("training", ["head", "unrolled passes", "tokens per second", "peak resident MiB"], rows)
+    return sourced("scheduling_cost", ["ms per step", *(f"{size} running" for size in sizes)], rows)
 
 
 def _soak() -> str:
@@ -212,7 +168,7 @@ def _soak() -> str:
         ["resident MiB after 2,000 requests", f"{resident['2000']:.1f}"],
         [f"resident MiB after {result['requests']:,}", f"{resident[str(result['requests'])]:.1f}"],
     ]
-    return _with_source("soak", ["", "count"], rows)
+    return sourced("soak", ["", "count"], rows)
 
 
 def _draft_window() -> str:
@@ -223,18 +179,20 @@ def _draft_window() -> str:
     first = next(iter(made.values()))
     header = ["head", "`--draft-window-size`", *(f"prompts of {one['prompt_tokens']} tokens" for one in first.values())]
     rows = [[*names, *(f"{one['tau']:.2f}" for one in own.values())] for names, own in made.items()]
-    return f"{table(header, rows)}\n\n{source('draft_window', 'draft_window')}"
+    return sourced("draft_window", header, rows)
 
 
 def _draft_refresh() -> str:
     document = read("draft_refresh")
-    rows = [
-        [row["text"], f"{row['temperature']:g}", f"{row['tau_before']:.2f}", f"{row['tau_after']:.2f}"]
-        for row in document["rows"]
-    ]
-    found = _with_source("draft_refresh", ["text", "temperature", "tau, head of the start", "tau, new head"], rows)
+    columns = {
+        "text": "{text}",
+        "temperature": "{temperature:g}",
+        "tau, head of the start": "{tau_before:.2f}",
+        "tau, new head": "{tau_after:.2f}",
+    }
     times = f"{document['train_seconds']:.0f} s of training, {document['update_seconds']:.2f} s for `update_draft`"
-    return f"{found} {document['served']} requests kept, {document['tokens']:,} tokens trained on; {times}."
+    kept = f"{document['served']} requests kept, {document['tokens']:,} tokens trained on; {times}."
+    return f"{row_table('draft_refresh', columns)} {kept}"
 
 
 def _suffix() -> str:
@@ -250,22 +208,7 @@ def _suffix() -> str:
         for row in read("suffix")["rows"]
     ]
     header = ["workload", "draft", "requests", "tau", "nodes a step", "speed over plain"]
-    return f"{table(header, rows)}\n\n{source('suffix', 'suffix --size 6')}"
-
-
-def _draft_store() -> str:
-    rows = [
-        [
-            f"{row['tokens']:,}",
-            f"{row['bytes_per_token']:g}",
-            f"{row['memory_mb']:,.0f}",
-            f"{row['us_per_token_stored']:.2f}",
-            f"{row['us_per_search']:.0f}",
-        ]
-        for row in read("draft_store")["rows"]
-    ]
-    header = ["tokens", "bytes per token", "MB", "µs per token stored", "µs per search"]
-    return _with_source("draft_store", header, rows)
+    return sourced("suffix", header, rows, "suffix --size 6")
 
 
 # FOLDER is what `python -m benchmarks.widen` wrote.
@@ -290,7 +233,7 @@ def _never_slower(name: str, command: str) -> str:
         rows.append([cell["text"], str(cell["batch"]), *shown, f"{cell['ratio']:.2f}"])
     fixed = [f"{size} node{'s' if size != '1' else ''}" for size in sizes]
     header = ["prompts", "requests at once", "plain", *fixed, "adaptive", "adaptive over best"]
-    return f"{table(header, rows)}\n\n{source(name, command)}"
+    return sourced(name, header, rows, command)
 
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -302,13 +245,63 @@ PARTS: dict[str, Callable[[], str]] = {
     "results-never-slower-smollm2": lambda: _never_slower("never_slower_smollm2", NEVER_SLOWER_SMOLLM2),
     "results-never-slower-wide": lambda: _never_slower("never_slower_wide", NEVER_SLOWER_WIDE),
     "results-scheduling": _scheduling_cost,
-    "results-chunks": _chunked_prefill,
-    "results-prefix": _prefix_cache,
-    "results-kv-transfer": _kv_transfer,
-    "results-training": _training,
+    "results-chunks": partial(
+        row_table,
+        "chunked_prefill",
+        {
+            "drafts": "{drafts}",
+            "tokens per step": "{max_num_batched_tokens}",
+            "longest gap, in steps": "{gap_over_step:.1f}",
+            "longest gap without the prompt, in steps": "{noise_over_step:.1f}",
+        },
+    ),
+    "results-prefix": partial(
+        row_table,
+        "prefix_cache",
+        {
+            "drafts": "{drafts}",
+            "arrival": "{arrival}",
+            "prompt tokens": "{prompt_tokens:,}",
+            "computed": "{computed:,}",
+            "fewest possible": "{computed_at_least:,}",
+            "time without cache / with": "{cold_over_warm_seconds:.1f}",
+        },
+    ),
+    "results-kv-transfer": partial(
+        row_table,
+        "kv_transfer",
+        {
+            "blocks": "{blocks}",
+            "ms to the first token": "{first_token_ms:,.0f}",
+            "times as fast": "{recomputed_over_this:.1f}",
+            "prompt tokens computed": "{computed}",
+            "loaded": "{loaded:,}",
+            "tau": "{tau:.2f}",
+        },
+    ),
+    "results-training": partial(
+        row_table,
+        "training",
+        {
+            "head": "{recipe}",
+            "unrolled passes": "{unroll}",
+            "tokens per second": "{tokens_per_s:,.0f}",
+            "peak resident MiB": "{peak_mib:,.0f}",
+        },
+    ),
     "results-refresh": _draft_refresh,
     "results-soak": _soak,
     "results-draft-window": _draft_window,
     "results-suffix": _suffix,
-    "results-draft-store": _draft_store,
+    "results-draft-store": partial(
+        row_table,
+        "draft_store",
+        {
+            "tokens": "{tokens:,}",
+            "bytes per token": "{bytes_per_token:g}",
+            "MB": "{memory_mb:,.0f}",
+            "µs per token stored": "{us_per_token_stored:.2f}",
+            "µs per search": "{us_per_search:.0f}",
+        },
+    ),
 }
