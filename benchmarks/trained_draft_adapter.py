@@ -58,7 +58,8 @@ def train_draft_adapter(
     torch.manual_seed(0)
     kind, given, *_ = from_folder(draft, target)
     source = AdaptedTarget(target, adapter, samples, given.taps, rank)
-    head = kind.new(source.model.weights, given.get_buffer("draft_tokens") if hasattr(given, "draft_tokens") else None)
+    tokens = given.get_buffer("draft_tokens") if hasattr(given, "draft_tokens") else None
+    head = kind.new(source.model.weights, tokens, {})
     own = {name: tensor.float() for name, tensor in given.state_dict().items() if name != "embed_tokens.weight"}
     head.load_state_dict(own, strict=False)
     head.float().requires_grad_(False)

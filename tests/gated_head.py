@@ -1,6 +1,6 @@
 """A third kind of head, invented for tests: one module that says all about it, in serving and in training."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -86,8 +86,8 @@ class GatedTraining(TrainingKind[GatedHead]):
     settings = UNROLLED | {"feature_weight"}
     architecture = "GatedHeadModel"
 
-    def new(self, model: LlamaWeights, draft_tokens: Tensor | None) -> GatedHead:
+    def new(self, model: LlamaWeights, draft_tokens: Tensor | None, settings: Mapping[str, Any]) -> GatedHead:
         assert draft_tokens is None
-        head = GatedHead(HeadConfig(layer_config(model.config)))
+        head = GatedHead(HeadConfig(layer_config(model.config, settings.get("window"))))
         initialise(head, model)
         return head

@@ -86,7 +86,7 @@ def save_run(kind: str, folder: Path, target: Path, model: LlamaModel) -> EagleH
     """A run's state, of a head whose weights bfloat16 cannot hold."""
     torch.manual_seed(3)
     known = torch.randperm(V)[:VD].sort().values
-    head: EagleHead | Eagle3Head = TRAINING_KINDS[kind].new(model.weights, known if kind == "eagle3" else None)
+    head: EagleHead | Eagle3Head = TRAINING_KINDS[kind].new(model.weights, known if kind == "eagle3" else None, {})
     for parameter in head.parameters():
         if parameter.requires_grad:
             parameter.data.uniform_(-1, 1)

@@ -47,8 +47,8 @@ def target(folder: Path) -> LlamaModel:
 
 def make_head(target: LlamaModel, kind: str, seed: int, window: int = 0) -> EagleHead | Eagle3Head:
     torch.manual_seed(seed)
-    own = TRAINING_KINDS[kind].sized({"window": window})
-    head: EagleHead | Eagle3Head = own.new(target.weights, KNOWN if kind == "eagle3" else None)
+    own, tokens = TRAINING_KINDS[kind], KNOWN if kind == "eagle3" else None
+    head: EagleHead | Eagle3Head = own.new(target.weights, tokens, {"window": window or None})
     for parameter in head.parameters():
         if parameter.requires_grad:
             parameter.data.normal_(std=0.3) if parameter.ndim == 2 else parameter.data.uniform_(0.5, 1.5)
@@ -231,7 +231,7 @@ def test_one_batch_is_learnt_by_heart(target: LlamaModel) -> None:
     torch.manual_seed(0)
     samples = [Sample(torch.randint(0, VOCAB, (14,)).tolist(), [False] * 4 + [True] * 10) for _ in range(4)]
     kind = TRAINING_KINDS["eagle3"]
-    head = kind.new(target.weights, None).double()
+    head = kind.new(target.weights, None, {}).double()
     trainer = kind.trainer(head, target.weights.lm_head_weight, LossSettings("kl", 3, 0.8, 1.0, 0.0, 0.0)).double()
     batch = OnlineFeatures(target, samples, head.taps).batch(range(4))
     optimizer = torch.optim.AdamW([p for p in head.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0)

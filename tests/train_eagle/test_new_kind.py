@@ -46,7 +46,7 @@ def head(target: Path, tmp_path: Path) -> Path:
     """A fresh head, saved."""
     torch.manual_seed(1)
     model = load_llama(target, torch.float32, CPU, TORCH)
-    fresh = GatedTraining().new(model.weights, None)
+    fresh = GatedTraining().new(model.weights, None, {})
     KINDS["gated"].save(fresh, tmp_path / "head", {}, torch.float32)
     return tmp_path / "head"
 

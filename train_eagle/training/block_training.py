@@ -1,14 +1,15 @@
 """Block heads as training sees them: DFlash and DSpark."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
 from specdec.draft_heads.formats.head_kinds import KINDS
 from specdec.draft_heads.heads.block_head import BlockConfig, BlockHead
 from specdec.draft_heads.heads.edge_scorers import MarkovConfig
+from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.models.llama import LlamaWeights
 from specdec.train_eagle.training.block_trainer import BlockTrainer
 from specdec.train_eagle.training.head_trainer import HeadTrainer, LossSettings
@@ -40,31 +41,16 @@ def block_taps(num_layers: int) -> tuple[int, ...]:
     return tuple(round(1 + i * (num_layers - 4) / (count - 1)) + 1 for i in range(count))
 
 
-@dataclass(frozen=True)
 class DFlashTraining(TrainingKind[BlockHead]):
-    """DFlash: the slots of a block are independent, and scored by the target's output matrix.
-
-    Attributes:
-        layers, intermediate_size, block_size, causal, mask_token, window: shape of a fresh head, see `TrainConfig`.
-    """
-
-    layers: int = RECIPES["dflash"]["layers"]
-    intermediate_size: int | None = None
-    block_size: int = RECIPES["dflash"]["block_size"]
-    causal: bool = RECIPES["dflash"]["causal"]
-    mask_token: int | None = None
-    window: int = 0
+    """DFlash: the slots of a block are independent, and scored by the target's output matrix."""
 
     files = KINDS["dflash"]
     settings = SETTINGS
     architecture = "DFlashDraftModel"
 
-    def sized(self, settings: Mapping[str, Any]) -> Self:
-        given = {each.name: settings.get(each.name) for each in fields(self)}
-        return replace(self, **{name: value for name, value in given.items() if value is not None})
-
-    def new(self, model: LlamaWeights, draft_tokens: Tensor | None) -> BlockHead:
-        head = BlockHead(self.config(model, draft_tokens))
+    def new(self, model: LlamaWeights, draft_tokens: Tensor | None, settings: Mapping[str, Any]) -> BlockHead:
+        given = {name: value for name, value in settings.items() if value is not None}
+        head = BlockHead(self.config(model.config, draft_tokens, {**RECIPES[self.files.name], **given}))
         initialise(head, model)
         # The context rows of the first layer then are the target's own keys and values there, but for the norm of keys.
         begin_as_target(head, head.fc, head.decoder_layers, model)
@@ -77,26 +63,26 @@ class DFlashTraining(TrainingKind[BlockHead]):
             head.lm_head.weight.data.copy_(output[draft_tokens.to(output.device)])
         return head
 
-    def config(self, model: LlamaWeights, draft_tokens: Tensor | None) -> BlockConfig:
-        """Return the shape of a fresh head.
+    def config(self, target: LlamaConfig, draft_tokens: Tensor | None, settings: Mapping[str, Any]) -> BlockConfig:
+        """Return the shape of a fresh head, by settings of which none is None.
 
         Raises:
             ValueError: the mask token is none of the target's.
         """
-        target = model.config
-        mask_token = target.vocab_size - 1 if self.mask_token is None else self.mask_token
+        mask_token = settings.get("mask_token", target.vocab_size - 1)
         if mask_token >= target.vocab_size:
             raise ValueError(f"mask_token is {mask_token}; it must be below the target's {target.vocab_size} tokens")
         llama = layer_config(target)
-        windows = (self.window,) * self.layers if self.window else ()
-        inner = self.intermediate_size or llama.intermediate_size
+        layers = settings["layers"]
+        windows = (settings["window"],) * layers if "window" in settings else ()
+        inner = settings.get("intermediate_size", llama.intermediate_size)
         return BlockConfig(
-            replace(llama, num_layers=self.layers, windows=windows, intermediate_size=inner, qk_norm=True),
+            replace(llama, num_layers=layers, windows=windows, intermediate_size=inner, qk_norm=True),
             block_taps(target.num_layers),
-            self.block_size,
+            settings["block_size"],
             mask_token,
             anchor_first=False,
-            causal=(self.causal,) * self.layers,
+            causal=(settings["causal"],) * layers,
             draft_vocab_size=None if draft_tokens is None else len(draft_tokens),
         )
 
@@ -117,24 +103,14 @@ class DFlashTraining(TrainingKind[BlockHead]):
         return ("vLLM",)
 
 
-@dataclass(frozen=True)
 class DSparkTraining(DFlashTraining):
-    """DSpark: a bias of low rank from the token before, and an estimate of each token's acceptance.
-
-    Attributes:
-        markov_rank: rank of the bias.
-        markov_kind: what the bias reads, see `MarkovConfig`.
-    """
-
-    block_size: int = RECIPES["dspark"]["block_size"]
-    markov_rank: int = RECIPES["dspark"]["markov_rank"]
-    markov_kind: str = RECIPES["dspark"]["markov_kind"]
+    """DSpark: a bias of low rank from the token before, and an estimate of each token's acceptance."""
 
     files = KINDS["dspark"]
     settings = SETTINGS | {"markov_rank", "markov_kind", "confidence_weight"}
     architecture = "Qwen3DSparkModel"
 
-    def config(self, model: LlamaWeights, draft_tokens: Tensor | None) -> BlockConfig:
-        plain = super().config(model, draft_tokens)
-        markov = MarkovConfig(self.markov_rank, self.markov_kind)
+    def config(self, target: LlamaConfig, draft_tokens: Tensor | None, settings: Mapping[str, Any]) -> BlockConfig:
+        plain = super().config(target, draft_tokens, settings)
+        markov = MarkovConfig(settings["markov_rank"], settings["markov_kind"])
         return replace(plain, anchor_first=True, markov=markov, confidence=True)

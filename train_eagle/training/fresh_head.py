@@ -29,7 +29,7 @@ def new_head(
     torch.manual_seed(config.seed)
     count = config.draft_vocab_size
     tokens = frequent_tokens(samples, count, model.config.vocab_size) if count else None
-    head: FeatureHead = TRAINING_KINDS[config.head].sized(settings).new(model, tokens)
+    head: FeatureHead = TRAINING_KINDS[config.head].new(model, tokens, settings)
     if config.start is not None:
         begin_with(head, config.start, config.model)
     return head

@@ -75,7 +75,7 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
     check_vocabulary(f"--run {folder}", settings.get("target"), settings.get(VOCABULARY), target)
     try:
         with torch.device("meta"):
-            head = kind.sized(settings).new(LlamaWeights(sizes), tensors.get("draft_tokens"))
+            head = kind.new(LlamaWeights(sizes), tensors.get("draft_tokens"), settings)
         head.load_state_dict(tensors, assign=True)
     except (RuntimeError, IndexError):
         raise ValueError(f"{folder}: not of a head for {target}; give the run's own target by --model") from None

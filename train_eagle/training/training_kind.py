@@ -2,9 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,27 +29,20 @@ class TrainingKind(ABC, Generic[H]):
         files: the same kind in serving, which names it and writes its folders.
         settings: the settings of a run that not every kind honours, as far as this one does.
         architecture: name by which vLLM and SGLang choose a class for an exported head.
-        window: tokens that each layer of a fresh head sees, 0 for all.
     """
 
     files: HeadKind[Any, H]
     settings: frozenset[str] = frozenset()
     architecture: str
-    window: int = 0
 
     @abstractmethod
-    def new(self, model: LlamaWeights, draft_tokens: Tensor | None) -> H:
+    def new(self, model: LlamaWeights, draft_tokens: Tensor | None, settings: Mapping[str, Any]) -> H:
         """Make a fresh head of a target's sizes, with the target's embedding, frozen.
 
         Args:
             draft_tokens: int64, ascending, the tokens that it shall propose; None for all.
+            settings: a run's, by name, which may give its sizes and its window.
         """
-
-    def sized(self, settings: Mapping[str, Any]) -> Self:
-        """Return the kind with the sizes that a run's settings (by name) give its heads; by default their window."""
-        found = copy(self)
-        found.window = settings.get("window") or 0
-        return found
 
     def default_draft_vocab(self, target: LlamaConfig) -> int:  # noqa: ARG002
         """Return how many tokens a head of a target's sizes proposes where no setting says; by default 0, for all."""
@@ -77,11 +69,11 @@ class TrainingKind(ABC, Generic[H]):
         return ()
 
 
-def layer_config(target: LlamaConfig, window: int = 0) -> LlamaConfig:
+def layer_config(target: LlamaConfig, window: int | None = None) -> LlamaConfig:
     """Return one layer of the target's sizes with default rotary settings, as the official heads have.
 
     Args:
-        window: tokens that it sees, 0 for all.
+        window: tokens that it sees; None for all.
     """
     # A Llama's settings, whatever the target's family.
     plain: Any = dict.fromkeys(

@@ -1,5 +1,6 @@
 """The kinds of draft heads that can be trained."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -33,10 +34,10 @@ class EagleTraining(TrainingKind[EagleHead]):
     # vLLM knows the official name alone. SGLang has a name of its own, and a class with an fc.bias that no file fills.
     architecture = "LlamaForCausalLM"
 
-    def new(self, model: LlamaWeights, draft_tokens: Tensor | None) -> EagleHead:
+    def new(self, model: LlamaWeights, draft_tokens: Tensor | None, settings: Mapping[str, Any]) -> EagleHead:
         assert draft_tokens is None
         # vLLM cannot load a head that has an fc.bias.
-        head = EagleHead(EagleConfig(layer_config(model.config, self.window), fc_bias=False))
+        head = EagleHead(EagleConfig(layer_config(model.config, settings.get("window")), fc_bias=False))
         initialise(head, model)
         return head
 
@@ -52,11 +53,12 @@ class Eagle3Training(TrainingKind[Eagle3Head]):
     # Both vLLM and SGLang know it.
     architecture = "LlamaForCausalLMEagle3"
 
-    def new(self, model: LlamaWeights, draft_tokens: Tensor | None) -> Eagle3Head:
+    def new(self, model: LlamaWeights, draft_tokens: Tensor | None, settings: Mapping[str, Any]) -> Eagle3Head:
         target, output = model.config, model.lm_head_weight
         tokens = torch.arange(target.vocab_size, device=output.device) if draft_tokens is None else draft_tokens
         taps = default_taps(target.num_layers)
-        head = Eagle3Head(Eagle3Config(layer_config(target, self.window), taps, target.hidden_size, len(tokens)))
+        layer = layer_config(target, settings.get("window"))
+        head = Eagle3Head(Eagle3Config(layer, taps, target.hidden_size, len(tokens)))
         initialise(head, model)
         begin_as_target(head, head.fc, head.layers, model)
         first = head.first_layer
