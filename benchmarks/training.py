@@ -35,6 +35,7 @@ def prepare_data(folder: Path, answers: int) -> Path:
     from specdec.config import DEMO
     from specdec.train_eagle.data.conversations import write_conversations
     from specdec.train_eagle.data.preparation import prepare
+    from specdec.train_eagle.data.stage_settings import PrepareSettings
 
     llm = LLM(draft=None)
     chats = [messages for name in ("sgd-eval", "gsm8k-eval") for messages in read_prompts(name)]
@@ -47,7 +48,7 @@ def prepare_data(folder: Path, answers: int) -> Path:
         if output.text.strip()
     ]
     write_conversations(folder / "answers.jsonl", told)
-    prepare(DEMO / "target", [folder / "answers.jsonl"], folder / "prepared")
+    prepare(DEMO / "target", PrepareSettings(data=[str(folder / "answers.jsonl")], out=folder / "prepared"))
     return folder / "prepared"
 
 

@@ -11,12 +11,12 @@ import torch
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.config import EAGLE2_SHAPE
 from specdec.core.outputs import SpeculationStats
-from specdec.train_eagle.data.preparation import prepare
 from specdec.train_eagle.evaluation.head_evaluation import answer, engine
 from specdec.train_eagle.program import main as program
 from specdec.train_eagle.training.read_config import read_config
 from specdec.train_eagle.training.train_config import TrainConfig
 from specdec.train_eagle.training.training_state import SavedRun, saved_run
+from tests import stages
 from tests.word_llama import WORDS, save_word_llama
 
 REPOSITORY = Path(__file__).parents[1]
@@ -40,7 +40,7 @@ def save_own_words(folder: Path, target: Path) -> Path:
                 {"role": "assistant", "content": " ".join(WORDS[t - 5] for t in output.token_ids if 5 <= t < 85)},
             ]
             lines.write(json.dumps({"messages": chat}) + "\n")
-    prepare(target, [folder / "answers.jsonl"], folder / "prepared")
+    stages.prepare(target, [folder / "answers.jsonl"], folder / "prepared")
     return folder / "prepared"
 
 

@@ -40,16 +40,7 @@ def prepare(
 
     folder = checkpoint_path(model or DEMO / "target", weights=False)
     try:
-        prepared = fill(
-            folder,
-            given.data,
-            given.out,
-            given.max_length,
-            given.long,
-            given.strict,
-            given.limit,
-            processes=given.processes,
-        )
+        prepared = fill(folder, given)
     except KeyboardInterrupt:
         typer.echo("prepare: interrupted; the same command goes on", err=True)
         raise

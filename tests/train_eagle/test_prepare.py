@@ -17,7 +17,6 @@ from transformers import PreTrainedTokenizerFast
 from specdec.models.tokenizer import load_pretrained
 from specdec.train_eagle.data import prepared_data
 from specdec.train_eagle.data.chat_mask import ChatMask, Message, Sample
-from specdec.train_eagle.data.preparation import prepare
 from specdec.train_eagle.data.prepared_data import PreparedData
 from tests import stages
 
@@ -68,7 +67,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_samples_are_the_conversations_in_order(model: Path, data: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text(json.dumps([{"conversations": [{"from": "gpt", "value": "h"}]}]))
-    prepared = prepare(model, [data, other], tmp_path / "out", shard_size=3)
+    prepared = stages.prepare(model, [data, other], tmp_path / "out", shard_size=3)
     chat = ChatMask(load_pretrained(model))
     want = [chat.encode(messages) for messages in [*GOOD, [{"role": "assistant", "content": "h"}]]]
     assert [Sample(list(found.token_ids), list(found.mask)) for found in prepared.load()] == want
@@ -79,7 +78,7 @@ def test_samples_are_the_conversations_in_order(model: Path, data: Path, tmp_pat
 
 
 def test_files_on_disk(model: Path, data: Path, tmp_path: Path) -> None:
-    prepared = prepare(model, [data], tmp_path / "out", shard_size=5)
+    prepared = stages.prepare(model, [data], tmp_path / "out", shard_size=5)
     index = json.loads((tmp_path / "out" / "index.json").read_text())
     assert index["settings"]["model"] == model.name
     assert index["settings"]["max_length"] == 2048
@@ -108,7 +107,7 @@ def test_interruptions_lose_nothing(
     folder = tmp_path_factory.mktemp("runs")
     data = folder / "data.jsonl"
     data.write_text("\n".join(LINES))
-    prepare(model, [data], folder / "whole", shard_size=shard_size)
+    stages.prepare(model, [data], folder / "whole", shard_size=shard_size)
     replace = prepared_data.write_whole
 
     def dying(write_number: int) -> Callable[..., None]:
@@ -131,12 +130,12 @@ def test_interruptions_lose_nothing(
             die = dying(death)
             patch.setattr(prepared_data, "write_whole", die)
             try:
-                prepare(model, [data], folder / "cut", shard_size=shard_size)
+                stages.prepare(model, [data], folder / "cut", shard_size=shard_size)
             except KeyboardInterrupt:
                 if (folder / "cut" / "index.json").exists() and not PreparedData(folder / "cut").complete:
                     with pytest.raises(ValueError, match="not all is prepared"):
                         PreparedData(folder / "cut").load()
-    prepare(model, [data], folder / "cut", shard_size=shard_size)
+    stages.prepare(model, [data], folder / "cut", shard_size=shard_size)
     left = {name: content for name, content in files(folder / "cut").items() if not name.endswith(".tmp")}
     assert left == files(folder / "whole")
 
@@ -145,7 +144,7 @@ def test_interruptions_lose_nothing(
 def test_a_file_that_is_half_written_never_has_its_name(
     writer: str, model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepared = prepare(model, [data], tmp_path / "out")
+    prepared = stages.prepare(model, [data], tmp_path / "out")
     before = files(tmp_path / "out")
 
     def half(_: object, file: Path, **__: object) -> None:
@@ -177,17 +176,17 @@ def test_a_run_goes_on_behind_its_last_full_shard(
 
     monkeypatch.setattr(ChatMask, "encode", watched)
     with pytest.raises(KeyboardInterrupt):
-        prepare(model, [data], tmp_path / "out", shard_size=2)
-    assert prepare(model, [data], tmp_path / "out", shard_size=2).conversations == 8
+        stages.prepare(model, [data], tmp_path / "out", shard_size=2)
+    assert stages.prepare(model, [data], tmp_path / "out", shard_size=2).conversations == 8
     assert seen == [*GOOD[:6], *GOOD[4:]]
-    prepare(model, [data], tmp_path / "out", shard_size=2)
+    stages.prepare(model, [data], tmp_path / "out", shard_size=2)
     assert len(seen) == 6 + 4, "nothing is left to do"
 
 
 @pytest.mark.long
 def test_several_processes_write_the_same(model: Path, data: Path, tmp_path: Path) -> None:
     for count in (1, 2):
-        prepare(model, [data, data], tmp_path / str(count), shard_size=7, processes=count)
+        stages.prepare(model, [data, data], tmp_path / str(count), shard_size=7, processes=count)
     assert files(tmp_path / "1") == files(tmp_path / "2")
 
 
@@ -197,38 +196,38 @@ def test_several_processes_write_the_same(model: Path, data: Path, tmp_path: Pat
 def test_other_settings_are_refused(
     setting: str, changed: dict[str, Any], model: Path, data: Path, tmp_path: Path
 ) -> None:
-    prepare(model, [data], tmp_path / "out")
+    stages.prepare(model, [data], tmp_path / "out")
     before = files(tmp_path / "out")
     with pytest.raises(ValueError, match=rf"out: made with {setting} \S+, not \S+; remove it or give another folder$"):
-        prepare(model, [data], tmp_path / "out", **changed)
+        stages.prepare(model, [data], tmp_path / "out", **changed)
     assert files(tmp_path / "out") == before
 
 
 def test_other_inputs_and_templates_are_refused(model: Path, data: Path, tmp_path: Path) -> None:
-    prepare(model, [data], tmp_path / "out")
+    stages.prepare(model, [data], tmp_path / "out")
     data.write_text(data.read_text() + "\n" + LINES[0])
     with pytest.raises(ValueError, match="made with inputs"):
-        prepare(model, [data], tmp_path / "out")
-    prepare(model, [data], tmp_path / "other")
+        stages.prepare(model, [data], tmp_path / "out")
+    stages.prepare(model, [data], tmp_path / "other")
     tokenizer = load_pretrained(model)
     tokenizer.chat_template = TEMPLATE + "x"
     tokenizer.save_pretrained(tmp_path / model.name)
     with pytest.raises(ValueError, match="made with tokenizer"):
-        prepare(tmp_path / model.name, [data], tmp_path / "other")
+        stages.prepare(tmp_path / model.name, [data], tmp_path / "other")
 
 
 def test_settings_may_change_while_there_is_no_shard(model: Path, data: Path, tmp_path: Path) -> None:
     """So that a line that strict refused can be mended."""
     with pytest.raises(ValueError, match=r"data\.jsonl, line 2: malformed JSON: .* column 1$"):
-        prepare(model, [data], tmp_path / "out", strict=True)
+        stages.prepare(model, [data], tmp_path / "out", strict=True)
     data.write_text("\n".join(LINES[::2]))
-    assert prepare(model, [data], tmp_path / "out", strict=True).conversations == 8
+    assert stages.prepare(model, [data], tmp_path / "out", strict=True).conversations == 8
 
 
 def test_strict_does_not_go_on_over_bad_data(model: Path, data: Path, tmp_path: Path) -> None:
-    prepare(model, [data], tmp_path / "out")
+    stages.prepare(model, [data], tmp_path / "out")
     with pytest.raises(ValueError, match="holds data prepared without strict"):
-        prepare(model, [data], tmp_path / "out", strict=True)
+        stages.prepare(model, [data], tmp_path / "out", strict=True)
 
 
 # <user> a a a a <end> <assistant> …: the seventh token is the first of the answer.
@@ -255,7 +254,7 @@ def test_loaded_data_takes_the_memory_that_it_has_on_disk(tmp_path: Path) -> Non
 
 
 def test_long_conversations_are_cut(model: Path, long_data: Path, tmp_path: Path) -> None:
-    prepared = prepare(model, [long_data], tmp_path / "out", max_length=8)
+    prepared = stages.prepare(model, [long_data], tmp_path / "out", max_length=8)
     assert [len(sample.token_ids) for sample in prepared.load()] == [8, 6]
     assert [sum(sample.mask) for sample in prepared.load()] == [1, 2]
     assert prepared.bad.counts == {"too long, cut": 1, "too long, no token of the assistant left": 1}
@@ -263,7 +262,7 @@ def test_long_conversations_are_cut(model: Path, long_data: Path, tmp_path: Path
 
 
 def test_long_conversations_are_left_out(model: Path, long_data: Path, tmp_path: Path) -> None:
-    prepared = prepare(model, [long_data], tmp_path / "out", max_length=8, long="skip")
+    prepared = stages.prepare(model, [long_data], tmp_path / "out", max_length=8, long="skip")
     assert [len(sample.token_ids) for sample in prepared.load()] == [6]
     assert prepared.bad.counts == {"too long, left out": 2}
 
@@ -272,8 +271,8 @@ def test_long_conversations_are_refused(model: Path, long_data: Path, tmp_path: 
     with pytest.raises(
         ValueError, match=r"long\.jsonl, line 1: too long, cut: 11 tokens, more than max_length 8; raise"
     ):
-        prepare(model, [long_data], tmp_path / "out", max_length=8, strict=True)
-    assert prepare(model, [long_data], tmp_path / "out", max_length=12, strict=True).conversations == 3
+        stages.prepare(model, [long_data], tmp_path / "out", max_length=8, strict=True)
+    assert stages.prepare(model, [long_data], tmp_path / "out", max_length=12, strict=True).conversations == 3
 
 
 ENTRIES = {
@@ -311,7 +310,7 @@ def test_every_entry_is_used_or_counted(
     tokenizer.save_pretrained(folder / "model")
     data = folder / "mix.jsonl"
     data.write_text("\n".join([ENTRIES[""], *(ENTRIES[reason] for reason in reasons)]))
-    prepared = prepare(folder / "model", [data], folder / "out", max_length=12, shard_size=3)
+    prepared = stages.prepare(folder / "model", [data], folder / "out", max_length=12, shard_size=3)
     assert prepared.bad.counts == {reason: reasons.count(reason) for reason in reasons if reason}
     assert prepared.read == len(reasons) + 1
     left_out = prepared.bad.counts.total() - prepared.bad.counts["too long, cut"]
@@ -324,17 +323,17 @@ def test_every_entry_is_used_or_counted(
 def test_nothing_to_train_on_is_an_error(content: str, reason: str, model: Path, data: Path, tmp_path: Path) -> None:
     data.write_text(content)
     with pytest.raises(ValueError, match=rf"nothing to train on in \S*data.jsonl: {reason}"):
-        prepare(model, [data], tmp_path / "out")
+        stages.prepare(model, [data], tmp_path / "out")
 
 
 def test_settings_that_make_no_sense(model: Path, data: Path, tmp_path: Path) -> None:
     for settings, message in (({"max_length": 1}, "at least 2"), ({"limit": 0}, "at least 1")):
         with pytest.raises(ValueError, match=message):
-            prepare(model, [data], tmp_path / "out", **settings)
+            stages.prepare(model, [data], tmp_path / "out", **settings)
     with pytest.raises(ValueError, match="none: no such folder"):
-        prepare(tmp_path / "none", [data], tmp_path / "out")
+        stages.prepare(tmp_path / "none", [data], tmp_path / "out")
     with pytest.raises(ValueError, match=r"no tokenizer\.json"):
-        prepare(tmp_path, [data], tmp_path / "out")
+        stages.prepare(tmp_path, [data], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -14,12 +14,12 @@ from specdec import LLM, SamplingParams
 from specdec.building import build
 from specdec.cli.inspection import Inspection
 from specdec.config import DEMO
-from specdec.train_eagle.data.preparation import prepare
 from specdec.train_eagle.data.prepared_data import PreparedData
 from specdec.train_eagle.program import main
 from specdec.train_eagle.training import train_run
 from specdec.train_eagle.training.read_config import read_config
 from specdec.train_eagle.training.train_run import TrainingRun
+from tests import stages
 from tests.fakes import edit_json
 from tests.word_llama import WORDS, save_word_llama
 
@@ -48,7 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> World:
         for i in range(30)
     ]
     (world.folder / "chats").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
-    prepare(world.own, [world.chats], world.prepared)
+    stages.prepare(world.own, [world.chats], world.prepared)
     TrainingRun(read_config(settings(world))).train()
     words = ["--model", world.own, "--draft", world.head, "--data", f"a={world.chats}", "--limit", 2]
     call("evaluate", *words, "--max-tokens", 4, "--speed-prompts", 0, "--out", world.evaluation)
@@ -121,7 +121,7 @@ def test_the_default_target_is_one_too(world: World, refused: Refused) -> None:
     told = refused("train", "--data", world.prepared, "--out", world.folder / "new")
     assert "made for own" in told
     assert "specdec/demo/target" in told
-    prepare(DEMO / "target", [world.chats], world.folder / "demo")
+    stages.prepare(DEMO / "target", [world.chats], world.folder / "demo")
     told = refused("train", "--model", world.own, "--data", world.folder / "demo", "--out", world.folder / "new")
     assert "made for target" in told
     assert str(world.own) in told
@@ -162,7 +162,7 @@ def test_preparing_refuses_answers_of_another_target(world: World, refused: Refu
 def test_a_start_of_another_target_is_refused(world: World, refused: Refused, start: str) -> None:
     for name, told in (("other", ("tokenizer", "own")), ("wide", ("32", "48"))):
         model, data = world.folder / name, world.folder / f"for-{name}"
-        prepare(model, [world.chats], data)
+        stages.prepare(model, [world.chats], data)
         words = ["--model", model, "--data", data, "--out", world.folder / "new", "--start", world.folder / start]
         line = refused("train", *words)
         assert all(part in line for part in (*told, str(model), str(world.folder / start))), line
@@ -182,7 +182,7 @@ def test_a_run_of_other_weights_or_other_data_is_refused(world: World, refused: 
 def test_a_run_of_data_prepared_anew_is_refused(world: World, refused: Refused) -> None:
     call(*train(world, world.own))
     shutil.rmtree(world.prepared)
-    prepare(world.own, [world.chats], world.prepared, limit=20)
+    stages.prepare(world.own, [world.chats], world.prepared, limit=20)
     assert "holds a run with another contents: ['prepared (" in refused(*train(world, world.own))
 
 

@@ -18,66 +18,46 @@ from specdec.train_eagle.data.chat_mask import BadConversation, ChatMask, Messag
 from specdec.train_eagle.data.conversations import BadData, Entry, Place, open_source, read
 from specdec.train_eagle.data.prepared_data import PreparedData, Settings
 from specdec.train_eagle.data.provenance import check_answers
-from specdec.train_eagle.data.stage_settings import Long
+from specdec.train_eagle.data.stage_settings import PrepareSettings
 
 FORMAT = 1
 # Conversations at once from which on all processors tokenise them: processes take a moment to start.
 MANY = 512
 
 
-def prepare(
-    model: Path,
-    sources: Sequence[str | Path],
-    out: Path,
-    max_length: int = 2048,
-    long: Long = "truncate",
-    strict: bool = False,
-    limit: int | None = None,
-    shard_size: int = 2048,
-    processes: int | None = None,
-) -> PreparedData:
-    """Write tokens and masks of conversations to the folder `out`, resuming an earlier run.
+def prepare(model: Path, given: PrepareSettings, shard_size: int = 2048) -> PreparedData:
+    """Write tokens and masks of conversations to the folder `given.out`, resuming an earlier run.
 
     Args:
         model: checkpoint folder whose tokenizer and chat template are used.
-        sources: JSONL files, JSON arrays, or data sets as for `DatasetSource`.
-        out: folder to write.
-        max_length: most tokens of a conversation.
-        long: whether longer ones are truncated to their first `max_length` tokens or skipped.
-        strict: refuse the first bad conversation, which includes too long ones, instead of counting it.
-        limit: most entries per source.
+        given: with `strict`, a conversation that is too long is a bad one.
         shard_size: conversations per shard.
-        processes: processes that tokenise; None for one per processor where there are many conversations.
 
     Raises:
-        ValueError: a source, the tokenizer or a setting is unusable; a source has answers of a target with other
-            tokens; `out` was made with other settings; `strict` and a conversation is bad; nothing is left to train on.
+        ValueError: a source or the tokenizer is unusable; a source has answers of a target with other tokens; `out` was
+            made with other settings; `strict` and a conversation is bad; nothing is left to train on.
     """
-    if max_length < 2:
-        raise ValueError(f"max_length is {max_length}; it must be at least 2")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit is {limit}; it must be at least 1")
-    for source in sources:
+    for source in given.data:
         check_answers(source, model)
     chat = ChatMask(load_pretrained(model))
-    opened = [open_source(source) for source in sources]
+    opened = [open_source(source) for source in given.data]
     settings: Settings = {
         "format": FORMAT,
         "model": shown_name(model),
         "tokenizer": chat.digest,
         VOCABULARY: vocabulary_digest(model),
         "inputs": hashlib.sha256(" ".join(source.digest() for source in opened).encode()).hexdigest(),
-        "max_length": max_length,
-        "long": long,
-        "limit": limit,
+        "max_length": given.max_length,
+        "long": given.long,
+        "limit": given.limit,
     }
-    prepared = PreparedData.begin(out, settings, [source.name for source in opened])
-    if strict and prepared.bad.counts:
-        raise ValueError(f"{out}: holds data prepared without strict; remove it or give another folder")
-    prepared.bad.strict = strict
+    prepared = PreparedData.begin(given.out, settings, [source.name for source in opened])
+    if given.strict and prepared.bad.counts:
+        raise ValueError(f"{given.out}: holds data prepared without strict; remove it or give another folder")
+    prepared.bad.strict = given.strict
     if not prepared.complete:
-        entries = islice(read(opened, limit), prepared.read, None)
-        _fill(prepared, _tokenised(chat, entries, shard_size, processes), shard_size)
+        entries = islice(read(opened, given.limit), prepared.read, None)
+        _fill(prepared, _tokenised(chat, entries, shard_size, given.processes), shard_size)
     if not prepared.shards:
         found = [f"{count} {reason} ({prepared.bad.first[reason][0]})" for reason, count in prepared.bad.counts.items()]
         raise ValueError(f"nothing to train on in {', '.join(prepared.sources)}: {', '.join(found) or 'no entries'}")
