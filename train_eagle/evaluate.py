@@ -63,9 +63,8 @@ def evaluate(
 
     bad = BadData(given.strict)
     shape = replace(default_shape(resolve_device("auto").type), **given_shape) if given_shape else None
-    settings = (given.temperatures, given.limit, given.max_tokens, shape, given.dtype, given.speed_prompts)
     target = checkpoint_path(model or DEMO / "target")
-    evaluation = measure(target, head_path(draft), domains, bad, *settings)
+    evaluation = measure(target, head_path(draft), domains, given, bad, shape)
     evaluation.save(given.out)
     console = Console()
     if not console.is_terminal:

@@ -22,6 +22,7 @@ from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.train_eagle.data.chat_mask import BadConversation, Sample
 from specdec.train_eagle.data.chat_prompts import question
 from specdec.train_eagle.data.conversations import BadData, Entry, Place
+from specdec.train_eagle.data.stage_settings import EvaluateSettings
 from specdec.train_eagle.evaluation.accuracy import NO_TOKEN, accuracy, head_of, token_ranks
 from specdec.train_eagle.evaluation.evaluation import Evaluation
 from specdec.train_eagle.evaluation.head_evaluation import accepted_shares, answer, evaluate
@@ -196,6 +197,10 @@ def write(file: Path, *values: Any) -> str:
     return str(file)
 
 
+def one_kind(file: str, **settings: Any) -> EvaluateSettings:
+    return EvaluateSettings(data=[file], out=Path("evaluation"), temperatures=(0.0,), **settings)
+
+
 def chat(*contents: str) -> dict[str, Any]:
     """Turns of user and assistant."""
     return {"messages": [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]}
@@ -263,7 +268,8 @@ def test_speed_is_of_both_engines_in_turn(
 
     monkeypatch.setattr(EngineContender, "run", run)
     file = write(tmp_path / "a.jsonl", *({"prompt": f"w{i} w3"} for i in range(5)))
-    found = evaluate(target, head, {"a": file}, BadData(), (0.0,), None, 20, None, "float64", speed_prompts=3)
+    own = one_kind(file, max_tokens=20, dtype="float64", speed_prompts=3)
+    found = evaluate(target, head, {"a": file}, own, BadData(), None)
     assert asked == [False, True, True, False, False, True, True, False]
     assert found.measured[0].speedup == pytest.approx(3, rel=1e-3)
     # Tau besides, of the trees by which heads of runs are compared.
@@ -308,7 +314,8 @@ def test_a_text_ends_where_the_heads_positions_do(target: Path, tmp_path: Path) 
     short = tmp_path / "short"
     save_random_head(short, max_position_embeddings=24)
     file = write(tmp_path / "a.jsonl", *({"prompt": "w1 w2 w3"} for _ in range(3)))
-    found = evaluate(target, short, {"a": file}, BadData(), (0.0,), None, 40, DraftShape(2, 2, 4), "float32")
+    own = one_kind(file, max_tokens=40, dtype="float32", speed_prompts=0)
+    found = evaluate(target, short, {"a": file}, own, BadData(), DraftShape(2, 2, 4))
     assert found.measured[0].prompts == 3
 
 

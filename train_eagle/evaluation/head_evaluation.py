@@ -22,6 +22,7 @@ from specdec.models.tokenizer import vocabulary_digest
 from specdec.train_eagle.data.chat_prompts import read_prompts
 from specdec.train_eagle.data.conversations import BadData, open_source
 from specdec.train_eagle.data.provenance import WEIGHTS, file_digest
+from specdec.train_eagle.data.stage_settings import EvaluateSettings
 from specdec.train_eagle.evaluation.accuracy import accuracy, head_of
 from specdec.train_eagle.evaluation.evaluation import Evaluation, Measured
 
@@ -81,28 +82,21 @@ def evaluate(
     model: Path,
     draft: Path,
     domains: Mapping[str, str | Path],
+    given: EvaluateSettings,
     bad: BadData,
-    temperatures: Sequence[float] = (0.0, 1.0),
-    limit: int | None = 100,
-    max_tokens: int = 128,
-    shape: DraftShape | None = None,
-    dtype: str = "auto",
-    speed_prompts: int = 0,
+    shape: DraftShape | None,
 ) -> Evaluation:
     """Measure a head.
 
     Args:
         domains: files or data sets of conversations, by a name for each.
         bad: counts the entries that are left out.
-        limit: most entries per domain.
         shape: bounds of draft trees; None for those of `specdec generate` on this device, and besides them EAGLE-2's.
-        speed_prompts: prompts per domain that are answered with and without the head to measure its speed.
 
     Raises:
-        ValueError: a setting, a source, the target or the head is unusable.
+        ValueError: a temperature, a source, the target or the head is unusable.
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit is {limit}; it must be at least 1")
+    temperatures, max_tokens, dtype = given.temperatures, given.max_tokens, given.dtype
     for temperature in temperatures:
         SamplingParams(temperature=temperature, max_tokens=max_tokens)
     sources = {name: open_source(source) for name, source in domains.items()}
@@ -113,18 +107,18 @@ def evaluate(
     maker = RequestMaker.read(EngineConfig(model=model), sizes)
     if maker.tokenizer is None or not maker.tokenizer.has_chat_template:
         raise ValueError(f"{model}: no chat template; add a chat_template.jinja to the folder")
-    prompts = {name: read_prompts(maker, source, limit, max_tokens, bad) for name, source in sources.items()}
+    prompts = {name: read_prompts(maker, source, given.limit, max_tokens, bad) for name, source in sources.items()}
     # Bounds the caches, so that on a GPU an engine leaves room for another.
     longest = max(len(prompt) for asked in prompts.values() for prompt in asked) + max_tokens
     cases = [(name, temperature) for name in prompts for temperature in dict.fromkeys(temperatures)]
     speeds = {}
-    if speed_prompts:
+    if given.speed_prompts:
         # As generate builds them: with any kernels, and trees that adapt.
         drafting = LLM(model, draft, dtype=dtype, shape=serving, max_model_len=longest)
         with drafting, LLM(model, None, dtype=dtype, max_model_len=longest) as plain:
             head_of(drafting)
             for name, temperature in cases:
-                timed = prompts[name][:speed_prompts]
+                timed = prompts[name][: given.speed_prompts]
                 speeds[name, temperature] = measure_speed(drafting, plain, timed, temperature, max_tokens)
     # Accuracy runs the layers with an attention of its own, which layers in one call do not take.
     with engine(model, draft, serving, dtype, longest, "auto" if torch.cuda.is_available() else "torch") as llm:

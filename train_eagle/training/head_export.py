@@ -19,7 +19,7 @@ from specdec.models.hub import checkpoint_path
 from specdec.models.llama import LlamaWeights, read_llama_config
 from specdec.models.tokenizer import vocabulary_digest
 from specdec.train_eagle.data.provenance import WEIGHTS, file_digest
-from specdec.train_eagle.data.stage_settings import HeadLayout
+from specdec.train_eagle.data.stage_settings import ExportSettings
 from specdec.train_eagle.evaluation.evaluation import Evaluation
 from specdec.train_eagle.training.model_card import model_card
 from specdec.train_eagle.training.target_name import target_name
@@ -142,28 +142,6 @@ def _num_layers(found: HeadDescription[Any], target: Path | None) -> int:
     raise CheckpointError("config.json leaves open which layers it reads; give the folder of its target by --model")
 
 
-def export(
-    trained: Trained,
-    folder: Path,
-    dtype: torch.dtype = torch.bfloat16,
-    layout: HeadLayout = "official",
-) -> None:
-    """Write config.json and model.safetensors in the official layout of the head's kind, or in speculators'.
-
-    Raises:
-        ValueError: the head has a setting that the layout cannot express.
-    """
-    kind, head = trained.kind, trained.head
-    settings: dict[str, Any] = {"torch_dtype": str(dtype).removeprefix("torch.")}
-    if trained.recipe:
-        settings["training"] = trained.recipe
-    if layout == "speculators":
-        config, tensors = kind.files.speculators(head, trained.target)
-        write_head(folder, {**config, **settings}, tensors, dtype)
-    else:
-        kind.files.save(head, folder, {"architectures": [kind.architecture], **settings}, dtype)
-
-
 def check_evaluated(trained: Trained, evaluation: Evaluation) -> None:
     """Check that an evaluation is of a head, and of a target with the tokens of the head's.
 
@@ -177,30 +155,38 @@ def check_evaluated(trained: Trained, evaluation: Evaluation) -> None:
             raise ValueError(f"the evaluation is {found}; evaluate the head to export, or leave out --evaluation")
 
 
-def export_folder(
-    trained: Trained,
-    folder: Path,
-    dtype: str,
-    base_model: str | None,
-    licence: str | None,
-    evaluation: Evaluation | None,
-    notes: str | None,
-    layout: HeadLayout = "official",
-) -> None:
-    """Write a head with its model card; see `export` and `model_card`.
+def export_folder(trained: Trained, given: ExportSettings) -> None:
+    """Write config.json, model.safetensors and a model card, in the official layout of the head's kind or speculators'.
 
     Raises:
-        ValueError: the evaluation is of another head, or with another target; see `export`.
+        ValueError: the evaluation is of another head, or with another target; a file that is named cannot be read; or
+            the head has a setting that the layout cannot express.
     """
+    evaluation = Evaluation.read(given.evaluation) if given.evaluation else None
     if evaluation is not None:
         check_evaluated(trained, evaluation)
+    notes = _text(given.notes) if given.notes else None
+    base, folder, dtype = given.base_model or trained.target, given.out, DTYPES[given.dtype]
     # None stands for settings of other kinds of heads.
     recipe = {name: value for name, value in trained.recipe.items() if value is not None}
-    if base_model is not None:
-        recipe = {**recipe, "target": base_model} if recipe else recipe
-        trained = trained._replace(target=base_model)
-    trained = trained._replace(recipe=recipe)
-    export(trained, folder, DTYPES[dtype], layout)
+    if recipe and base is not None:
+        recipe["target"] = base
+    kind, head = trained.kind, trained.head
+    settings: dict[str, Any] = {"torch_dtype": str(dtype).removeprefix("torch.")}
+    if recipe:
+        settings["training"] = recipe
+    if given.layout == "speculators":
+        config, tensors = kind.files.speculators(head, base)
+        write_head(folder, {**config, **settings}, tensors, dtype)
+    else:
+        kind.files.save(head, folder, {"architectures": [kind.architecture], **settings}, dtype)
     name = folder.resolve().name
-    card = model_card(name, trained.kind, trained.head, trained.recipe, base_model, licence, evaluation, notes, layout)
+    card = model_card(name, kind, head, recipe, base, given.licence, evaluation, notes, given.layout)
     (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: cannot be read: {error}; give a Markdown file") from None

@@ -35,7 +35,7 @@ def model_card(
     licence: str | None,
     evaluation: Evaluation | None,
     notes: str | None,
-    layout: HeadLayout = "official",
+    layout: HeadLayout,
 ) -> str:
     """Return a README.md with YAML front matter, as the Hugging Face hub reads it.
 
