@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from specdec.config import DEMO
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.models.head_fit import VOCABULARY, check_vocabulary
-from specdec.models.hub import shown_name, shown_path
+from specdec.models.hub import HUB_NAME, shown_name, shown_path
 from specdec.train_eagle.data.chat_mask import Sample
 from specdec.train_eagle.data.prepared_data import INDEX, PreparedData
 
@@ -32,6 +33,15 @@ def file_digest(path: Path, suffixes: Sequence[str] = (*WEIGHTS, ".json", ".jinj
 def named_digest(model: Path) -> str:
     """Return a model's short name and the hash of its files."""
     return f"{shown_name(model)} ({file_digest(model)})"
+
+
+def target_name(model: Path) -> str:
+    """Return the name by which others know a target: that on the hub, or that of its folder; never a path."""
+    if model == DEMO / "target":
+        return "specdec/demo/target"
+    if not model.exists() and HUB_NAME.fullmatch(str(model)):
+        return str(model)
+    return shown_name(model)
 
 
 def data_digests(folders: Sequence[Path]) -> list[str]:

@@ -18,11 +18,10 @@ from specdec.models.head_fit import VOCABULARY, check_fit, check_vocabulary
 from specdec.models.hub import checkpoint_path
 from specdec.models.llama import LlamaWeights, read_llama_config
 from specdec.models.tokenizer import vocabulary_digest
-from specdec.train_eagle.data.provenance import WEIGHTS, file_digest
+from specdec.train_eagle.data.provenance import WEIGHTS, file_digest, target_name
 from specdec.train_eagle.data.stage_settings import ExportSettings
 from specdec.train_eagle.evaluation.evaluation import Evaluation
 from specdec.train_eagle.training.model_card import model_card
-from specdec.train_eagle.training.target_name import target_name
 from specdec.train_eagle.training.train_plan import source_names
 from specdec.train_eagle.training.training_kind import TrainingKind
 from specdec.train_eagle.training.training_kinds import TRAINING_KINDS

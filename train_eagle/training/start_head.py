@@ -1,8 +1,10 @@
-"""The head that a training run starts from: another run's, or one in a folder, such as the one that is served."""
+"""The head that a training run begins with: a fresh one, or with the weights of another run's or of one in a folder."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +15,11 @@ from specdec.draft_heads.heads.draft_head import FeatureHead
 from specdec.draft_heads.llama.mlp import mlp_kind
 from specdec.models.head_fit import VOCABULARY, check_fit, check_vocabulary
 from specdec.models.hub import shown_path
-from specdec.models.llama import read_llama_config
+from specdec.models.llama import LlamaWeights, read_llama_config
+from specdec.train_eagle.data.chat_mask import Sample
 from specdec.train_eagle.training.head_export import from_folder
+from specdec.train_eagle.training.train_config import TrainConfig
+from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
 from specdec.train_eagle.training.training_state import saved_run
 
 EMBEDDING = "embed_tokens.weight"
@@ -24,6 +29,39 @@ WEIGHT = f"{MARKOV}markov_w2.weight"
 LINEAR = 8.0
 OUTPUT, DRAFT_TOKENS, DRAFT_SIZE = "lm_head.weight", "draft_tokens", "draft_vocab_size"
 INNER = "intermediate_size"
+
+
+def new_head(
+    config: TrainConfig, model: LlamaWeights, samples: Sequence[Sample], settings: Mapping[str, Any]
+) -> FeatureHead:
+    """Make the head that the settings ask for, as a function of the seed.
+
+    Args:
+        settings: all settings by name, none of the kind's left open.
+
+    Raises:
+        ValueError: the head to start from is missing or does not fit, or there are too few tokens to propose.
+    """
+    torch.manual_seed(config.seed)
+    count = config.draft_vocab_size
+    tokens = frequent_tokens(samples, count, model.config.vocab_size) if count else None
+    head: FeatureHead = TRAINING_KINDS[config.head].new(model, tokens, settings)
+    if config.start is not None:
+        begin_with(head, config.start, config.model)
+    return head
+
+
+def frequent_tokens(samples: Iterable[Sample], count: int, vocab_size: int) -> Tensor:
+    """Return the tokens that the assistant says most often, int64 `[count]`, ascending; ties go to lower ids.
+
+    Raises:
+        ValueError: there are not so many tokens.
+    """
+    if count > vocab_size:
+        raise ValueError(f"draft_vocab_size is {count}; the target has {vocab_size} tokens")
+    said = Counter(token for sample in samples for token, own in zip(sample.token_ids, sample.mask, strict=True) if own)
+    ranked = sorted(range(vocab_size), key=lambda token: (-said[token], token))
+    return torch.tensor(sorted(ranked[:count]))
 
 
 def check_start(start: Path, target: Path) -> None:

@@ -22,15 +22,13 @@ from specdec.models.head_fit import VOCABULARY
 from specdec.models.hub import checkpoint_path
 from specdec.models.llama import load_llama, read_llama_config
 from specdec.models.tokenizer import vocabulary_digest
-from specdec.train_eagle.data.provenance import data_digests, named_digest
+from specdec.train_eagle.data.provenance import data_digests, named_digest, target_name
 from specdec.train_eagle.evaluation.head_evaluation import accepted_shares
 from specdec.train_eagle.evaluation.held_out_tau import HeldOutTau
 from specdec.train_eagle.passes.features import FeatureStore, OnlineFeatures
-from specdec.train_eagle.training.fresh_head import new_head
 from specdec.train_eagle.training.optimizers import optimizers_of, schedules_of
-from specdec.train_eagle.training.start_head import check_start
+from specdec.train_eagle.training.start_head import check_start, new_head
 from specdec.train_eagle.training.stop_signals import StopSignals
-from specdec.train_eagle.training.target_name import target_name
 from specdec.train_eagle.training.train_config import TrainConfig
 from specdec.train_eagle.training.train_log import TrainLog
 from specdec.train_eagle.training.train_plan import TrainPlan, read_samples, source_names
