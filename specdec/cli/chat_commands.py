@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from specdec.cli.conversation import Conversation
 from specdec.cli.render import summary
-from specdec.cli.screen import DIM, OWN, Screen
+from specdec.cli.screen import DIM, OWN, Screen, draw_tree, token_text
 from specdec.cli.timed_batch import TimedBatch
-from specdec.cli.tree_view import draw_tree, token_text
 
 # The function of a command. It takes the text behind the command's name, and returns what `run_command` returns.
 Work = Callable[[Conversation, Screen, str], str]

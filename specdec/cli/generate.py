@@ -107,8 +107,7 @@ def _run(
     Args:
         trace: gets the steps of the first run.
     """
-    from specdec.cli.compared_batches import measure_in_turns
-    from specdec.cli.timed_batch import run_batch
+    from specdec.cli.timed_batch import measure_in_turns, run_batch
 
     each = [params] * len(inputs)
     if plain_llm:

@@ -1,19 +1,19 @@
 """`specdec profile`."""
 
 import json
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdec.bench.draft_profile import rank_values
 from specdec.bench.prompt_file import GivenPrompt, read_prompt_file
-from specdec.building.llm_settings import engine_config
 from specdec.cli.bench import DEMO_PROMPTS
 from specdec.cli.model_options import SHOWN_DEFAULTS, Draft, Model, ModelOptions
-from specdec.cli.options import Verbose, options_for, with_options
-from specdec.config import DEMO, EngineConfig, default_shape
+from specdec.cli.options import Verbose, with_options
+from specdec.config import EngineConfig
+from specdec.core.outputs import TreeTrace
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.rank_values import FILE, write_values
@@ -53,14 +53,10 @@ def profile(
       specdec profile --prompts prompts.jsonl --json
       specdec profile --model path/to/llama --draft path/to/head --prompts prompts.jsonl --save
     """
-    shape, settings = options_for(DraftShape, options), options_for(EngineConfig, options)
-    # Report mistakes before importing torch.
-    replace(default_shape("cpu"), **shape)
-    engine_config(DEMO, None, settings)
+    model_options = ModelOptions.of(model, draft, {**options, "adaptive_drafts": False, "max_num_seqs": 1})
     given = read_prompt_file(prompts or DEMO_PROMPTS, False, "--prompts")
 
-    own = {**settings, "adaptive_drafts": False, "max_num_seqs": 1}
-    with ModelOptions(model, draft, {}, shape, own).load() as llm:
+    with model_options.load() as llm:
         if llm.config.draft is None:
             raise ValueError(f"--draft {draft}: no draft model, so nodes have no ranks; give a head or a small model")
         found = _measure(llm, given, SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=0))
@@ -85,6 +81,22 @@ def _measure(llm: "LLM", prompts: list[GivenPrompt], params: SamplingParams) -> 
         **_costs(cost),
         "rank_values": [round(value, 4) for value in rank_values(trees)],
     }
+
+
+def rank_values(trees: Sequence[TreeTrace]) -> list[float]:
+    """Return by rank the share of the trees with such a node in which it was accepted.
+
+    Ranks are those by the draft model's own values in a tree, its most probable node first.
+    """
+    hits, trees_with = Counter[int](), Counter[int]()
+    for tree in trees:
+        # Nodes of chains, behind the model's, have no value.
+        values = [value for value in tree.values if value is not None]
+        accepted = set(tree.path)
+        for rank, node in enumerate(sorted(range(len(values)), key=lambda node: -values[node])):
+            trees_with[rank] += 1
+            hits[rank] += node in accepted
+    return [hits[rank] / trees_with[rank] for rank in sorted(trees_with)]
 
 
 def _costs(cost: StepCost) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import math
 
-from specdec.bench.draft_profile import rank_values
+from specdec.cli.profile import rank_values
 from specdec.core.outputs import TreeTrace
 
 

@@ -19,8 +19,8 @@ def run(tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     for name in ("SPECDEC_MODEL", "SPECDEC_DRAFT", "SPECDEC_LOG_LEVEL", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
 
-    monkeypatch.setattr("specdec.cli.compared_batches.LEAST_ROUNDS", 1)
-    monkeypatch.setattr("specdec.cli.compared_batches.SECONDS", 0.0)
+    monkeypatch.setattr("specdec.cli.timed_batch.LEAST_ROUNDS", 1)
+    monkeypatch.setattr("specdec.cli.timed_batch.SECONDS", 0.0)
 
     def call(*args: object, stdin: io.StringIO | None = None) -> Result:
         monkeypatch.setattr(sys, "stdin", stdin or Terminal())

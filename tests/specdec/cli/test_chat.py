@@ -20,8 +20,7 @@ from specdec import LLM, SamplingParams
 from specdec.cli.app import main
 from specdec.cli.chat_commands import COMMANDS
 from specdec.cli.conversation import Conversation
-from specdec.cli.screen import Screen
-from specdec.cli.tree_view import draw_tree, token_text
+from specdec.cli.screen import Screen, draw_tree, token_text
 from specdec.core.outputs import TreeTrace
 from specdec.core.request import Request
 from specdec.engine.engine import LLMEngine

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from specdec.cli import compared_batches
-from specdec.cli.compared_batches import measure_in_turns
+from specdec.cli import timed_batch
 from specdec.cli.render import summary
-from specdec.cli.timed_batch import TimedAnswer, TimedBatch
+from specdec.cli.timed_batch import TimedAnswer, TimedBatch, measure_in_turns
 from specdec.core.engine_stats import DraftOutlook
 from specdec.core.outputs import CompletionOutput, SpeculationStats, Step
 from specdec.text.segment import Segment
@@ -28,8 +27,8 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, drafted: Sequence[float], plain: Sequence[float]) -> None:
         self._times = {DRAFTED: iter(drafted), PLAIN: iter(plain)}
         self._clock, self.order = 0.0, list[str]()
-        monkeypatch.setattr(compared_batches, "run_batch", self._run)
-        monkeypatch.setattr(compared_batches, "time", SimpleNamespace(perf_counter=lambda: self._clock))
+        monkeypatch.setattr(timed_batch, "run_batch", self._run)
+        monkeypatch.setattr(timed_batch, "time", SimpleNamespace(perf_counter=lambda: self._clock))
 
     def _run(self, llm: Any, *_: object) -> TimedBatch:
         self.order.append(llm)
