@@ -60,7 +60,7 @@ class CompletionPeer:
         }
         status, answer = self._request("POST", "/completion", json.dumps(body))
         if status != http.client.OK:
-            raise ValueError(f"--peer {self._setup.label!r}: {self._name} answered {status}: {answer}")
+            raise self._setup.error(f"{self._name} answered {status}: {answer}")
         seconds = time.perf_counter() - start
         timings, tokens = answer["timings"], self._setup.cut(answer["tokens"])
         # The first token comes from the pass over the prompt, and every later step adds one token of the target's own.
@@ -112,8 +112,8 @@ class LlamaServerPeer(CompletionPeer):
         patience = time.monotonic() + PATIENCE
         while time.monotonic() < patience:
             if self._process.poll() is not None:
-                raise ValueError(
-                    f"--peer {self._setup.label!r}: {LLAMA_SERVER} ended with code {self._process.returncode}; "
+                raise self._setup.error(
+                    f"{LLAMA_SERVER} ended with code {self._process.returncode}; "
                     "see whether it loads these files by itself"
                 )
             try:
@@ -122,7 +122,7 @@ class LlamaServerPeer(CompletionPeer):
             except OSError:
                 pass
             time.sleep(0.05)
-        raise ValueError(f"--peer {self._setup.label!r}: {LLAMA_SERVER} was not ready after {PATIENCE} s")
+        raise self._setup.error(f"{LLAMA_SERVER} was not ready after {PATIENCE} s")
 
 
 load = LlamaServerPeer
@@ -136,7 +136,7 @@ def _drafting(setup: PeerSetup) -> list[str]:
         tokens = str(setup.number("tokens", 10))
         return ["--spec-type", "ngram-simple", f"{simple}-n", str(NGRAM_SIZE), f"{simple}-m", tokens]
     if not Path(setup.draft).is_file():
-        raise ValueError(f"--peer {setup.label!r}: {setup.draft}: no such file; drafts are ngram or a GGUF file")
+        raise setup.error(f"{setup.draft}: no such file; drafts are ngram or a GGUF file")
     kind = setup.settings.get("type", "draft-eagle3")
     return ["-md", setup.draft, "--spec-type", kind, "--spec-draft-n-max", str(setup.number("tokens", 3))]
 

@@ -68,10 +68,7 @@ class OpenVinoPeer:
         self._seats = setup.number("batch", 1 if has_trees else 8)
         target = _folder(setup, setup.settings.get("ir"))
         if setup.dtype not in PRECISIONS:
-            raise ValueError(
-                f"--peer {setup.label!r}: OpenVINO cannot compute in {setup.dtype}; dtype must be one of "
-                f"{', '.join(PRECISIONS)}"
-            )
+            raise setup.error(f"OpenVINO cannot compute in {setup.dtype}; dtype must be one of {', '.join(PRECISIONS)}")
         properties: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": PRECISIONS[setup.dtype],
             # Not every CPU's kernels take bfloat16, and 2026.4.1 spoils float16 where it accepts branches of trees.
@@ -94,7 +91,7 @@ class OpenVinoPeer:
                 properties["draft_model"] = genai.draft_model(str(head), "CPU")
             self._pipeline = genai.ContinuousBatchingPipeline(str(target), scheduler, "CPU", properties)
         except RuntimeError as error:
-            raise ValueError(f"--peer {setup.label!r}: OpenVINO cannot load these folders: {_line(error)}") from None
+            raise setup.error(f"OpenVINO cannot load these folders: {_line(error)}") from None
         self._config = genai.GenerationConfig(
             do_sample=False,
             max_new_tokens=setup.max_tokens,
@@ -110,7 +107,7 @@ class OpenVinoPeer:
         try:
             self._answer(answers, start)
         except RuntimeError as error:
-            raise ValueError(f"--peer {self._setup.label!r}: OpenVINO failed: {_line(error)}") from None
+            raise self._setup.error(f"OpenVINO failed: {_line(error)}") from None
         seconds = time.perf_counter() - start
         samples = [TimedSample(self._setup.cut(one.tokens), one.first, one.last, one.stats) for one in answers]
         return TimedRun(samples, seconds)
@@ -142,7 +139,7 @@ def _drafting(setup: PeerSetup) -> tuple[dict[str, int], int]:
     """Return what a request is told of drafts, and the most cache entries that they take."""
     bounds = [name for name in ("branching", "depth") if name in setup.settings]
     if bounds and setup.draft in (None, "ngram"):
-        raise ValueError(f"--peer {setup.label!r}: {bounds[0]} is for trees, which need a head; name its folder")
+        raise setup.error(f"{bounds[0]} is for trees, which need a head; name its folder")
     if setup.draft is None:
         return {}, 0
     if setup.draft == "ngram":
@@ -160,13 +157,9 @@ def _drafting(setup: PeerSetup) -> tuple[dict[str, int], int]:
 def _folder(setup: PeerSetup, name: str | None) -> Path:
     """Return a folder with an exported model."""
     if name is None:
-        raise ValueError(
-            f"--peer {setup.label!r}: needs the target as exported by optimum-intel; write {setup.label}:ir=FOLDER"
-        )
+        raise setup.error(f"needs the target as exported by optimum-intel; write {setup.label}:ir=FOLDER")
     if not (Path(name) / MODEL).is_file():
-        raise ValueError(
-            f"--peer {setup.label!r}: {name}: no {MODEL} in it; ir and heads are folders that optimum-intel exported"
-        )
+        raise setup.error(f"{name}: no {MODEL} in it; ir and heads are folders that optimum-intel exported")
     return Path(name)
 
 

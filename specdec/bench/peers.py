@@ -55,6 +55,10 @@ class PeerSetup:
     draft: str | None
     settings: Mapping[str, str]
 
+    def error(self, problem: str) -> ValueError:
+        """Return the error for a peer that cannot be made, or that failed."""
+        return ValueError(f"--peer {self.label!r}: {problem}")
+
     def number(self, name: str, default: int) -> int:
         """Return a setting that is a number of at least 1.
 
@@ -63,7 +67,7 @@ class PeerSetup:
         """
         value = self.settings.get(name, str(default))
         if not value.isdecimal() or int(value) < 1:
-            raise ValueError(f"--peer {self.label!r}: {name} is {value!r}; it must be a whole number of at least 1")
+            raise self.error(f"{name} is {value!r}; it must be a whole number of at least 1")
         return int(value)
 
     def file(self, name: str, content: str) -> Path:
@@ -77,9 +81,9 @@ class PeerSetup:
         """
         value = self.settings.get(name)
         if value is None:
-            raise ValueError(f"--peer {self.label!r}: needs {content}; write {self.label}:{name}=FILE")
+            raise self.error(f"needs {content}; write {self.label}:{name}=FILE")
         if not Path(value).is_file():
-            raise ValueError(f"--peer {self.label!r}: {value}: no such file")
+            raise self.error(f"{value}: no such file")
         return Path(value)
 
     def cut(self, tokens: list[int]) -> list[int]:

@@ -30,7 +30,7 @@ class XLlamaCppPeer(CompletionPeer):
         try:
             self._server = xllamacpp.Server(params)
         except Exception as error:
-            raise ValueError(f"--peer {setup.label!r}: {NAME} cannot load these files: {error}") from None
+            raise setup.error(f"{NAME} cannot load these files: {error}") from None
         port = urlsplit(self._server.listening_address).port
         assert port is not None
         super().__init__(setup, seats, port, NAME)
@@ -49,9 +49,9 @@ def _draft(setup: PeerSetup, given: Any) -> None:
         return
     kind = setup.settings.get("type", "draft-eagle3")
     if kind not in TYPES:
-        raise ValueError(f"--peer {setup.label!r}: type is {kind!r}; it must be one of {', '.join(TYPES)}")
+        raise setup.error(f"type is {kind!r}; it must be one of {', '.join(TYPES)}")
     if not Path(setup.draft).is_file():
-        raise ValueError(f"--peer {setup.label!r}: {setup.draft}: no such file; drafts are ngram or a GGUF file")
+        raise setup.error(f"{setup.draft}: no such file; drafts are ngram or a GGUF file")
     given.types = [_type(kind)]
     given.draft.mparams.path, given.draft.n_max = setup.draft, setup.number("tokens", 3)
 
