@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specdec.cli.model_options import Model
+from specdec.cli.model_options import SHAPE_DEFAULTS, Model, check_engine
 from specdec.cli.options import Verbose, options_for, with_options
 from specdec.config import DEMO, default_shape
 from specdec.draft_heads.drafting.draft_shape import DraftShape
@@ -15,7 +15,7 @@ from specdec.train_eagle.stage_command import let_threads_sleep, need_extra, run
 
 # Columns where the output is no terminal.
 WIDTH = 140
-SHOWN = dict.fromkeys(("depth", "branching", "nodes", "min_reach"), "as in generate: by device")
+SHOWN = dict.fromkeys(SHAPE_DEFAULTS, "as in generate: by device")
 
 
 @with_options(EvaluateSettings, DraftShape, defaults=SHOWN)
@@ -46,8 +46,7 @@ def evaluate(
     """
     given = EvaluateSettings(**options_for(EvaluateSettings, options))
     given_shape = options_for(DraftShape, options)
-    # Report mistakes before importing torch.
-    replace(default_shape("cpu"), **given_shape)
+    check_engine(given_shape, {})
     domains = named_sources(given.data)
     need_extra("evaluate")
     let_threads_sleep()

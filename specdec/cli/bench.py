@@ -3,7 +3,6 @@
 import json
 import os
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +12,9 @@ from specdec.bench.bench_settings import BenchSettings, LatencySettings, Through
 from specdec.bench.mode import parse_modes
 from specdec.bench.peers import parse_peers
 from specdec.bench.prompt_file import GivenPrompt, read_prompt_file
-from specdec.building.llm_settings import engine_config
-from specdec.cli.model_options import OWNERS, Chat, Model, engine_options
+from specdec.cli.model_options import OWNERS, SHAPE_DEFAULTS, Chat, Model, check_engine, engine_options
 from specdec.cli.options import Command, Verbose, options_for, with_options
 from specdec.cli.output_files import check_writable
-from specdec.config import DEMO, default_shape
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
 DEMO_PROMPTS = Path(__file__).parents[1] / "bench" / "prompts" / "demo.jsonl"
 OWN_DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 64, "seed": 0}
 SHOWN_DEFAULTS = {
-    **dict.fromkeys(("depth", "branching", "nodes", "min_reach"), "by device"),
+    **SHAPE_DEFAULTS,
     **{name: f"{value:g}" for name, value in OWN_DEFAULTS.items()},
     "enable_prefix_caching": "off, so that rounds do not profit from each other",
 }
@@ -121,11 +118,9 @@ def _run(
     modes = parse_modes(given.draft or ([] if default == "none" else [default]))
     shape = options_for(DraftShape, options)
     settings = engine_options(options)
-    # Report mistakes before importing torch.
     params = SamplingParams(**{**OWN_DEFAULTS, **options_for(SamplingParams, options)})
     for mode in modes:
-        replace(default_shape("cpu"), **{**shape, **mode.shape})
-        engine_config(DEMO, None, {**settings, **mode.settings})
+        check_engine({**shape, **mode.shape}, {**settings, **mode.settings})
     peers, rate = parse_peers(timed.peer), getattr(timed, "request_rate", None)
     if peers and params.temperature:
         raise ValueError(f"temperature is {params.temperature:g}; it must be 0 with --peer; leave out one of them")

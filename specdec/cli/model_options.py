@@ -24,8 +24,9 @@ ENGINE_OWNERS = (EngineConfig, SchedulerConfig, RequestLimits)
 OWNERS = (SamplingParams, DraftShape, *ENGINE_OWNERS)
 # Where neither an option nor the model's generation_config.json says otherwise.
 OWN_DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 256}
+SHAPE_DEFAULTS = dict.fromkeys(("depth", "branching", "nodes", "min_reach"), "by device")
 SHOWN_DEFAULTS = {
-    **dict.fromkeys(("depth", "branching", "nodes", "min_reach"), "by device"),
+    **SHAPE_DEFAULTS,
     **{name: "the model's, else " + value for name, value in {"top_p": "1", "min_p": "0", "top_k": "0"}.items()},
     **{name: f"the model's, else {value:g}" for name, value in OWN_DEFAULTS.items()},
     "repetition_penalty": "the model's, else 1",
@@ -76,6 +77,16 @@ def engine_options(options: Mapping[str, Any], also: Collection[str] = ()) -> di
     return {name: value for owner in ENGINE_OWNERS for name, value in options_for(owner, options, also).items()}
 
 
+def check_engine(shape: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Check given fields of `DraftShape` and settings of the engine, before torch is imported, which takes seconds.
+
+    Raises:
+        ValueError: a value outside its range.
+    """
+    replace(default_shape("cpu"), **shape)
+    engine_config(DEMO, None, settings)
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """Checked options, from which the engine and the sampling parameters are made.
@@ -104,8 +115,7 @@ class ModelOptions:
         settings = engine_options(options)
         # The model may allow more tokens than the command does by itself.
         SamplingParams(**{**OWN_DEFAULTS, "max_tokens": None, **sampling})
-        replace(default_shape("cpu"), **shape)
-        engine_config(DEMO, None, settings)
+        check_engine(shape, settings)
         return cls(model, draft, sampling, shape, settings)
 
     @no_collections()

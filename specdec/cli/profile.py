@@ -10,7 +10,7 @@ import typer
 
 from specdec.bench.prompt_file import GivenPrompt, read_prompt_file
 from specdec.cli.bench import DEMO_PROMPTS
-from specdec.cli.model_options import SHOWN_DEFAULTS, Draft, Model, ModelOptions
+from specdec.cli.model_options import SHAPE_DEFAULTS, Draft, Model, ModelOptions
 from specdec.cli.options import Verbose, with_options
 from specdec.config import EngineConfig
 from specdec.core.outputs import TreeTrace
@@ -21,8 +21,6 @@ from specdec.scheduling.step_cost import Curve, StepCost
 
 if TYPE_CHECKING:
     from specdec.llm import LLM
-
-SHAPE_DEFAULTS = {name: SHOWN_DEFAULTS[name] for name in ("depth", "branching", "nodes", "min_reach")}
 
 
 @with_options(DraftShape, EngineConfig, defaults=SHAPE_DEFAULTS)

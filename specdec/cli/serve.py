@@ -1,28 +1,25 @@
 """`specdec serve`."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 
-from specdec.building.llm_settings import engine_config
 from specdec.building.speculative_config import parse_speculative_config
-from specdec.cli.model_options import DRAFT_HELP, ENGINE_OWNERS, engine_options
+from specdec.cli.model_options import DRAFT_HELP, ENGINE_OWNERS, SHAPE_DEFAULTS, check_engine, engine_options
 from specdec.cli.options import Verbose, options_for, with_options
 from specdec.cli.startup import spinner
-from specdec.config import AUTO, DEMO, default_shape
+from specdec.config import AUTO
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.server.server_settings import ServerSettings
 
 DEMO_NAME = "demo"
-SHOWN_DEFAULTS = dict.fromkeys(("depth", "branching", "nodes", "min_reach"), "by device")
 # Settings that are options of this command alone.
 SERVED = ("api_key", "admin_api_key", "max_queued_requests", "scheduling_policy", "role", "tokenizer", "seed")
 
 
-@with_options(ServerSettings, DraftShape, *ENGINE_OWNERS, defaults=SHOWN_DEFAULTS, also=SERVED)
+@with_options(ServerSettings, DraftShape, *ENGINE_OWNERS, defaults=SHAPE_DEFAULTS, also=SERVED)
 def serve(
     model_name: Annotated[
         str | None,
@@ -108,9 +105,7 @@ def serve(
         named = parse_speculative_config(speculative_config, "--speculative-config")
         draft, shape = named.draft, {**named.shape, **shape}
         settings = {**named.settings, **settings}
-    # Report mistakes before importing torch.
-    replace(default_shape("cpu"), **shape)
-    engine_config(DEMO, None, settings)
+    check_engine(shape, settings)
 
     # Late, because torch takes seconds to import, and the packages of the server may be missing.
     from specdec.server.command import run
