@@ -262,7 +262,7 @@ class Regeneration:
                 for request in self.llm.engine.step():
                     if request.finished:
                         conversation, group = self._groups.pop(request)
-                        self._add(conversation, self._row(conversation, group))
+                        self._add(conversation, *self._outcome(group))
                         self._ask(conversation, advance)
         finally:
             for _, group in self._groups.values():
@@ -300,7 +300,7 @@ class Regeneration:
             try:
                 group = self._request(conversation)
             except BadConversation as error:
-                self._add(conversation, self._problem(conversation, error.reason))
+                self._add(conversation, None, error.reason)
                 continue
             (request,) = group.requests
             self._groups[request] = conversation, group
@@ -328,27 +328,22 @@ class Regeneration:
         )
         return self.llm.engine.handle(self.llm.request_maker.add(prompt, params))
 
-    def _row(self, conversation: OpenConversation, group: RequestGroup) -> AnswerRow:
-        """Return what a finished request leaves."""
+    def _outcome(self, group: RequestGroup) -> tuple[str | None, str | None]:
+        """Return the text of a finished request, and why it is no answer, or only the beginning of one."""
         output = group.output().outputs[0]
         self.tokens += len(output.token_ids)
         self.stats = SpeculationStats.total([self.stats, output.stats])
+        text = output.text if output.text.strip() else None
         if output.finish_reason == "length":
             is_cut = len(output.token_ids) == self.params.max_tokens
             limit = f"--max-tokens {self.params.max_tokens}" if is_cut else "the context"
             # Kept in the journal in any case, so that the same command can take it up with --keep-cut later.
-            kept = output.text if output.text.strip() else None
-            return self._problem(conversation, f"answer longer than {limit}", kept)
+            return text, f"answer longer than {limit}"
         if output.finish_reason != "stop":
-            return self._problem(conversation, "answer failed in the engine")
-        if not output.text.strip():
-            return self._problem(conversation, "answer is empty")
-        return AnswerRow(conversation=conversation.number, turn=len(conversation.answers), text=output.text)
+            return None, "answer failed in the engine"
+        return text, "answer is empty" if text is None else None
 
-    @staticmethod
-    def _problem(conversation: OpenConversation, problem: str, text: str | None = None) -> AnswerRow:
-        return AnswerRow(conversation=conversation.number, turn=len(conversation.answers), text=text, problem=problem)
-
-    def _add(self, conversation: OpenConversation, row: AnswerRow) -> None:
+    def _add(self, conversation: OpenConversation, text: str | None, problem: str | None) -> None:
+        row = AnswerRow(conversation=conversation.number, turn=len(conversation.answers), text=text, problem=problem)
         self.journal.add(row)
         conversation.take(row)
