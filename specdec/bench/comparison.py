@@ -229,14 +229,10 @@ def _result(
 def _configuration(llm: LLM) -> dict[str, Any]:
     config = llm.config
     return {
-        "draft": ",".join(_shown_sources(config)) or None,
+        "draft": ",".join([*([shown_path(config.draft)] if config.draft else []), *config.chains]) or None,
         "dtype": config.dtype,
         "kernels": llm.engine.worker.cache.kernels.name,
         "verify": config.verify,
         "adaptive_drafts": config.scheduler.adaptive_drafts,
         "shape": vars(config.shape) if config.sources else None,
     }
-
-
-def _shown_sources(config: EngineConfig) -> list[str]:
-    return [*([shown_path(config.draft)] if config.draft else []), *config.chains]

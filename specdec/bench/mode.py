@@ -84,8 +84,8 @@ def _parse_mode(text: str) -> Mode:
     mode = Mode(text, None if head in ("none", PLAIN) else head)
     if mode.draft is None and not given:
         raise ValueError(f"--draft {text!r}: plain decoding is always measured; leave it out")
-    fields: dict[str, tuple[type, Any]] = {
-        name: (owner, each)
+    fields = {
+        name: (owner, each, facts)
         for owner in (DraftShape, EngineConfig, SchedulerConfig)
         for name, (each, facts) in settings_of(owner).items()
         if facts.flags != ""
@@ -93,10 +93,9 @@ def _parse_mode(text: str) -> Mode:
     for name, value in given.items():
         if name not in fields:
             raise ValueError(f"--draft {text!r}: no setting is called {name!r}; it must be one of {', '.join(fields)}")
-        owner, each = fields[name]
+        owner, each, facts = fields[name]
         kept = mode.shape if owner is DraftShape else mode.settings
-        is_size = settings_of(owner)[name][1].is_size
-        kept[name] = size_in_bytes(name, value) if is_size else _value(text, name, value, kinds_of(each.type))
+        kept[name] = size_in_bytes(name, value) if facts.is_size else _value(text, name, value, kinds_of(each.type))
     return mode
 
 
