@@ -63,11 +63,12 @@ def with_options(
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command)
         own = {name: each for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD}
-        settings = {name: each for owner in reversed(owners) for name, each in _options_of(owner, also).items()}
-        panels = {name: _panel(owner) for owner in reversed(owners) for name in _options_of(owner, also)}
-        ordered = dict.fromkeys(name for owner in owners for name in _options_of(owner, also))
-        made = [_parameter(name, *settings[name], defaults, panels[name]) for name in ordered if name not in own]
-        command.__signature__ = signature.replace(parameters=[*own.values(), *made])  # type: ignore[attr-defined]
+        made: dict[str, inspect.Parameter] = {}
+        for owner in owners:
+            for name, each in _options_of(owner, also).items():
+                if name not in own and name not in made:
+                    made[name] = _parameter(name, *each, defaults, getattr(owner, "PANEL", None))
+        command.__signature__ = signature.replace(parameters=[*own.values(), *made.values()])  # type: ignore[attr-defined]
         return command
 
     return decorate
@@ -80,11 +81,6 @@ def options_for(owner: type, given: Mapping[str, Any], also: Collection[str] = (
 
 def _options_of(owner: type, also: Collection[str]) -> dict[str, tuple[Any, Setting]]:
     return {name: each for name, each in settings_of(owner).items() if each[1].flags != "" or name in also}
-
-
-def _panel(owner: type) -> str | None:
-    """Return the heading of a dataclass's options in the help."""
-    return getattr(owner, "PANEL", None)
 
 
 def _parameter(
