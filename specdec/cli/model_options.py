@@ -84,7 +84,7 @@ def check_engine(shape: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         ValueError: a value outside its range.
     """
     replace(default_shape("cpu"), **shape)
-    engine_config(DEMO, None, settings)
+    engine_config(DEMO, None, dict(settings))
 
 
 @dataclass(frozen=True)

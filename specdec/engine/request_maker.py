@@ -160,8 +160,8 @@ class RequestMaker:
         if min(tokens) < 0 or max(tokens) >= vocab:
             bad = next(token for token in tokens if not 0 <= token < vocab)
             raise wrong("prompt", f"token {bad} is outside the vocabulary of {vocab}")
-        if (most := params.truncate_prompt_tokens) is not None:
-            tokens = tokens[-(self.max_model_len - 1 if most == -1 else most) :]
+        if (kept := params.truncate_prompt_tokens) is not None:
+            tokens = tokens[-(self.max_model_len - 1 if kept == -1 else kept) :]
         self._check_length(len(tokens))
         params.check_tokens(vocab)
         longest = max(map(len, params.choices or ()), default=0)

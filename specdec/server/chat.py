@@ -17,7 +17,7 @@ from specdec.openai.responses_request import ResponsesRequest
 from specdec.openai.served_model import ServedModel
 from specdec.server.json_route import JsonRoute
 from specdec.server.openapi import answers
-from specdec.server.service import Answer, service_of
+from specdec.server.service import AnswerWriter, service_of
 
 router = APIRouter(route_class=JsonRoute)
 Body = TypeVar("Body", ChatRequest, ResponsesRequest)
@@ -61,7 +61,7 @@ def _chat(body: MessagesRequest, request: Request) -> ChatRequest:
 
 
 async def _answered(
-    body: Body, request: Request, prefix: str, kind: Callable[[str, ServedModel, Body, SamplingParams], Answer]
+    body: Body, request: Request, prefix: str, kind: Callable[[str, ServedModel, Body, SamplingParams], AnswerWriter]
 ) -> Response:
     """Return the answer to a conversation, of a kind whose ids begin with a prefix."""
     service, answer_id = service_of(request), f"{prefix}-{request.state.request_id}"

@@ -50,7 +50,7 @@ _MOST_REPORTS = 100
 _FORBIDDING = ("allowed_token_ids", "bad_words", "min_tokens", "structured_outputs")
 
 
-class Answer(Protocol):
+class AnswerWriter(Protocol):
     """Makes the answer to a request of its states, whole or as events; a late error ends these by one of its own."""
 
     def whole(self, states: Sequence[RequestOutput]) -> object: ...
@@ -310,7 +310,9 @@ class Service:
             if left:
                 self._running[answer_id] = left
 
-    async def reply(self, request: Request, answer: Answer, states: States, count: int, is_streamed: bool) -> Response:
+    async def reply(
+        self, request: Request, answer: AnswerWriter, states: States, count: int, is_streamed: bool
+    ) -> Response:
         """Return the answer made of the states of `count` prompts, whole or as a stream."""
         if is_streamed:
             limit, interval = self.settings.request_timeout, self.settings.sse_keep_alive_interval
