@@ -226,8 +226,7 @@ class UnloadAdapter(EngineCommand):
 class GetStats(EngineCommand):
     """Reply with `Stats`."""
 
-    def joined(self, replies: Sequence[EngineReply], problem: str | None) -> EngineReply:  # noqa: ARG002
-        """Return the sum; an engine that did not reply has no part in it."""
+    def _joined(self, replies: Sequence[EngineReply]) -> EngineReply:
         return Stats(EngineStats.total([reply.stats for reply in replies if isinstance(reply, Stats)]))
 
 

@@ -29,7 +29,7 @@ def build_app(service: Service) -> FastAPI:
     app.add_exception_handler(RequestValidationError, on_invalid_request)
     app.add_exception_handler(ClientGoneError, on_client_gone)
     describe(app, has_keys=bool(service.settings.api_key))
-    app.add_middleware(Gate, settings=service.settings, metrics=service.metrics)
+    app.add_middleware(Gate, service=service)
     if origins := service.settings.allowed_origins:
         headers = ["X-Request-Id"]
         app.add_middleware(

@@ -15,8 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec.openai.errors import ApiError, error_response, note_outcome, outcome, path_of
-from specdec.server.metrics import ServerMetrics
-from specdec.server.server_settings import ServerSettings
+from specdec.server.service import ENDED, Service, shutting_down
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +33,9 @@ _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 class Gate:
     """ASGI middleware around all routes."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: ServerMetrics) -> None:
-        self._app, self._settings, self._metrics = app, settings, metrics
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        settings = service.settings
+        self._app, self._settings, self._metrics, self._arriving = app, settings, service.metrics, service.arriving
         self._keys, self._admin_keys = _digests(settings.api_key), _digests(settings.admin_api_key)
         # Held for a turn of the event loop, by client.
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
@@ -59,6 +59,10 @@ class Gate:
             await send(message)
 
         is_head = scope["method"] == "HEAD"
+        # A proxy may leave the prefix in the path, which then has it twice.
+        prefix = scope.get("root_path", "")
+        if prefix and scope["path"].startswith(2 * prefix + "/"):
+            scope["path"] = scope["path"].removeprefix(prefix)
         # Probes ask for the head of what GET answers. The router writes the route that it chose into the scope.
         inner = {**scope, "method": "GET" if is_head else scope["method"]}
 
@@ -135,15 +139,16 @@ class Gate:
         """Return the whole body.
 
         Raises:
-            ApiError: 413, too large; 408, too slow.
+            ApiError: 413, too large; 408, too slow; 503, the server ends before all of it is here.
         """
         most = self._settings.max_request_size
         announced = headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > max(most, _MOST_DISCARDED):
             raise _too_large(most)
-        parts, size = list[bytes](), 0
+        parts, size, limit = list[bytes](), 0, asyncio.timeout(self._settings.body_timeout)
+        self._arriving.add(limit)
         try:
-            async with asyncio.timeout(self._settings.body_timeout):
+            async with limit:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -159,8 +164,12 @@ class Gate:
                     if not message.get("more_body", False):
                         break
         except TimeoutError:
+            if limit.when() == ENDED:
+                raise shutting_down() from None
             seconds = self._settings.body_timeout
             raise ApiError(408, f"the body did not arrive within {seconds:g} seconds", code="timeout") from None
+        finally:
+            self._arriving.discard(limit)
         if size > most:
             raise _too_large(most)
         return b"".join(parts)
@@ -206,7 +215,7 @@ def _is_one_of(given: bytes, keys: Sequence[bytes]) -> bool:
 
 
 def _digests(keys: Sequence[str]) -> list[bytes]:
-    return [_digest(key.encode(errors="surrogateescape")) for key in keys]
+    return [_digest(key.strip().encode(errors="surrogateescape")) for key in keys]
 
 
 def _digest(key: bytes) -> bytes:

@@ -68,21 +68,26 @@ class HttpProtocol(H11Protocol):
 
     It is closed if the headers of a request take too long, from the connection's start or from the request's first
     byte; uvicorn limits the time between requests itself. It is cut if its client does not read: an answer that is
-    not taken would be kept for as long as the client likes.
+    not taken would be kept for as long as the client likes. Beyond `most` connections new ones are closed: without a
+    file descriptor left, nobody would be answered.
 
     Args:
         own: arguments of uvicorn's protocol.
     """
 
-    def __init__(self, settings: ServerSettings, **own: Any) -> None:
+    def __init__(self, settings: ServerSettings, most: int, **own: Any) -> None:
         super().__init__(**own)
+        self._most = most
         self._header_timeout = settings.header_timeout
         self._headers_due = _Timer(self.loop, settings.header_timeout, self._give_up_headers)
         self._reading_due = _Timer(self.loop, settings.send_timeout, self._cut)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(_BatchedWrites(transport, self.loop))  # type: ignore[arg-type]
-        self._headers_due.start()
+        if len(self.connections) > self._most:
+            self.transport.abort()
+        else:
+            self._headers_due.start()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -127,6 +132,8 @@ class HttpProtocol(H11Protocol):
         headers = [*reply.raw_headers, (b"connection", b"close")]
         reason = STATUS_PHRASES[reply.status_code]
         head = h11.Response(status_code=reply.status_code, headers=headers, reason=reason)
-        for part in (head, h11.Data(data=bytes(reply.body)), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(part) or b"")
+        # An answer that has begun, or ended, is not followed by another.
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            for part in (head, h11.Data(data=bytes(reply.body)), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(part) or b"")
         self.transport.close()

@@ -1,8 +1,10 @@
 """The process that listens: its socket, its engine, and its end."""
 
 import asyncio
+import resource
 import socket
 import ssl
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -20,24 +22,32 @@ from specdec.server.service import Service
 
 # Seconds that answers get to be sent after their requests were aborted.
 _LAST_WORDS = 2
+# Most seconds that a collector of traces gets to take what is not sent yet.
+_LAST_TRACES = 5
+# File descriptors that a server asks the system for, and most connections that wait to be accepted.
+_MOST_FILES = 1 << 16
+_BACKLOG = 2048
 
 
 class HttpServer(uvicorn.Server):
     """An HTTP server that lets running requests finish before it ends, up to `grace` seconds."""
 
     def __init__(self, service: Service) -> None:
-        settings = service.settings
+        settings, files = service.settings, raise_file_limit()
+        # The event loop accepts as many at once as may wait, and logs each one for which no descriptor is left.
+        backlog = min(_BACKLOG, files // 8)
         super().__init__(
             uvicorn.Config(
                 build_app(service),
-                http=cast(type[asyncio.Protocol], partial(HttpProtocol, settings)),
+                http=cast(type[asyncio.Protocol], partial(HttpProtocol, settings, files - 2 * backlog)),
+                backlog=backlog,
                 # Requests are logged by ourselves.
                 log_config=None,
                 access_log=False,
                 lifespan="off",
                 ws="none",
                 server_header=False,
-                root_path=settings.root_path,
+                root_path=settings.root_path.rstrip("/"),
                 ssl_keyfile=settings.ssl_keyfile,
                 ssl_certfile=settings.ssl_certfile,
                 # Above the minute for which proxies keep theirs: the side that closes first may lose a request.
@@ -60,6 +70,14 @@ class HttpServer(uvicorn.Server):
         await self._service.end_requests()
 
 
+def raise_file_limit() -> int:
+    """Let this process have more open files than the usual 1,024, of which each connection is one; return how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max(soft, min(hard, _MOST_FILES))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
+
+
 def listen(settings: ServerSettings) -> socket.socket:
     """Return a socket bound to the settings' address; it does not listen yet.
 
@@ -72,9 +90,13 @@ def listen(settings: ServerSettings) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
-        place = f"{settings.host}:{settings.port}"
-        raise ValueError(f"cannot listen on {place}: {error.strerror}; choose another --host or --port") from None
+        raise _cannot_listen(settings, error) from None
     return bound
+
+
+def _cannot_listen(settings: ServerSettings, error: OSError) -> ValueError:
+    place = f"{settings.host}:{settings.port}"
+    return ValueError(f"cannot listen on {place}: {error.strerror}; choose another --host or --port")
 
 
 async def serve(
@@ -107,7 +129,11 @@ async def serve(
             await service.adapters.start()
         host, port = bound.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        bound.listen()
+        try:
+            bound.listen()
+        except OSError as error:
+            # Two servers that start at the same time can both bind.
+            raise _cannot_listen(settings, error) from None
         announce(f"{'https' if settings.ssl_keyfile else 'http'}://{shown}:{port}")
         failing = asyncio.create_task(_stop_at_failure(llm, server))
         await server.serve(sockets=[bound])
@@ -118,8 +144,9 @@ async def serve(
         await llm.close()
         bound.close()
         if service.traces is not None:
-            # It waits for the collector, some seconds at most.
-            await asyncio.to_thread(service.traces.close)
+            closing = threading.Thread(target=service.traces.close, daemon=True)
+            closing.start()
+            await asyncio.to_thread(closing.join, _LAST_TRACES)
 
 
 async def _stop_at_failure(llm: AsyncLLM, server: HttpServer) -> EngineDeadError:

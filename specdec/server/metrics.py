@@ -122,6 +122,9 @@ class ServerMetrics:
         )
         labels = (*_LABELS, "finished_reason")
         self._success = Counter("vllm:request_success", "Finished requests.", labels, registry=self.registry)
+        # There before the first, so that its increase is seen.
+        for reason in ("stop", "length", "abort", "error"):
+            self._success.labels(*self._labels, reason)
         self._engine = _EngineCollector(self._labels, cache)
         self.registry.register(self._engine)
 

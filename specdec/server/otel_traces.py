@@ -49,7 +49,7 @@ class OtelTraces:
     def __init__(self, endpoint: str) -> None:
         # OTEL_SERVICE_NAME replaces the name.
         resource = Resource({"service.name": "specdec"}).merge(Resource.create())
-        self._provider = TracerProvider(resource=resource)
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
         self._tracer = self._provider.get_tracer("specdec")
         self._propagator = TraceContextTextMapPropagator()

@@ -1,5 +1,6 @@
 """Settings of the HTTP server. Pure Python, so that the command line shows them without the server's packages."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -10,6 +11,7 @@ from specdec.server.lora_modules import read_lora_modules
 
 DefaultsFrom = Literal["auto", "vllm"]
 LogFormat = Literal["text", "json"]
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s,]+")
 
 
 @checked_keywords()
@@ -152,3 +154,8 @@ class ServerSettings:
         for name in ("api_key", "admin_api_key", "served_model_name", "allowed_origins"):
             if any(not text.strip() for text in getattr(self, name)):
                 raise ValueError(f"{name} holds an empty text; give at least one character, or leave it out")
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"allowed_origins holds {origin!r}; give *, or scheme://host[:port] as browsers send it"
+                )

@@ -50,6 +50,10 @@ _MOST_REPORTS = 100
 _FORBIDDING = ("allowed_token_ids", "bad_words", "min_tokens", "structured_outputs")
 
 
+# Time at which the limit of a body that is arriving when the server ends has passed.
+ENDED = 0.0
+
+
 class AnswerWriter(Protocol):
     """Makes the answer to a request of its states, whole or as events; a late error ends these by one of its own."""
 
@@ -102,6 +106,8 @@ class Service:
             )
         # Ids of the engine's requests by the answer's id.
         self._running: dict[str, list[str]] = {}
+        # Time limits of bodies that are arriving.
+        self.arriving: set[asyncio.Timeout] = set()
         self._reported: set[str] = set()
         self._has_warned_of_tools = self._is_ending = False
 
@@ -251,7 +257,7 @@ class Service:
                 end.
         """
         if self._is_ending:
-            raise _shutting_down()
+            raise shutting_down()
         most = self.llm.config.scheduler.max_queued_requests
         if most is not None and len(prompts) > most:
             message = f"{prompt_field} holds {len(prompts)} prompts; at most {most} may wait here: send fewer at once"
@@ -287,7 +293,7 @@ class Service:
                     timers[index].saw(state)
                     if self._is_ending and not state.finished:
                         # The engine did not know it yet when all were aborted.
-                        raise _shutting_down()
+                        raise shutting_down()
                     self._check_outputs(state.outputs, params)
                     yield index, state
         except (GeneratorExit, asyncio.CancelledError):
@@ -327,7 +333,7 @@ class Service:
     def _check_outputs(self, outputs: Sequence[CompletionOutput], params: SamplingParams) -> None:
         for output in outputs:
             if output.finish_reason == "abort" and self._is_ending:
-                raise _shutting_down()
+                raise shutting_down()
             if output.finish_reason == "error":
                 is_asked_for = any(getattr(params, name) for name in _FORBIDDING)
                 raise ApiError(400 if is_asked_for else 500, output.error or "the request failed", code="no_token")
@@ -357,17 +363,28 @@ class Service:
 
     async def metrics_page(self) -> bytes:
         """Return all metrics as text; those of an engine that does not answer soon are the last known."""
+        self._take_stats()
         # One question at a time: an engine that hangs would be asked by every scrape.
-        asked = self._asking = self._asking or asyncio.create_task(self.llm.stats())
-        await asyncio.wait([asked], timeout=_STATS_TIMEOUT)
-        if asked.done() and asked is self._asking:
-            self._asking = None
-            self._stats = None if isinstance(asked.exception(), EngineDeadError) else asked.result()
+        self._asking = self._asking or asyncio.create_task(self.llm.stats())
+        await asyncio.wait([self._asking], timeout=_STATS_TIMEOUT)
+        self._take_stats()
         return self.metrics.page(self._stats, self.llm.num_restarts)
+
+    def _take_stats(self) -> None:
+        """Keep the figures that the engine was asked for, once they are there; the last ones if it refused."""
+        if self._asking is not None and self._asking.done():
+            asked, self._asking = self._asking, None
+            error = asked.exception()
+            if error is None:
+                self._stats = asked.result()
+            elif isinstance(error, EngineDeadError):
+                self._stats = None
 
     async def end_requests(self) -> None:
         """Abort every running request, and answer it and later ones with 503."""
         self._is_ending = True
+        for limit in self.arriving:
+            limit.reschedule(ENDED)
         for answer in list(self._running):
             await self.abort(answer)
 
@@ -377,7 +394,8 @@ async def _last(states: States) -> dict[int, RequestOutput]:
         return {index: state async for index, state in news}
 
 
-def _shutting_down() -> ApiError:
+def shutting_down() -> ApiError:
+    """Return the error of requests that a server which ends does not answer."""
     return ApiError(503, "the server is shutting down; try again", code="shutting_down")
 
 

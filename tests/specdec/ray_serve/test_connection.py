@@ -230,6 +230,15 @@ def test_figures_of_all_replicas(scripted: Callable[..., Any]) -> None:
     assert scripted(Script(), lambda llm: llm.stats()) == EngineStats()
 
 
+def test_figures_do_not_fall_to_nothing_where_a_replica_does_not_answer(scripted: Callable[..., Any]) -> None:
+    class Silent(Script):
+        async def ask(self, command: bytes) -> Sequence[bytes]:  # noqa: ARG002
+            raise ConnectionError("the actor is gone")
+
+    with pytest.raises(QueueFullError, match=r"a replica did not answer: .*the actor is gone"):
+        scripted(Silent(), lambda llm: llm.stats())
+
+
 def test_integrity_of_all_replicas(scripted: Callable[..., Any]) -> None:
     fine, wrong = Integrity(None, 1, 2), Integrity("a block is lost", 0, 1)
     assert scripted(Script(answers=[fine, fine]), lambda llm: llm.check_integrity()) == (2, 4)

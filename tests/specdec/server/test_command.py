@@ -90,6 +90,8 @@ MISTAKES: list[tuple[list[object], str]] = [
     (["--speculative-config", "{}", "--draft", "ngram"], "exclude each other"),
     (["--port", 70000], "port is 70000"),
     (["--api-key", " "], "api_key holds an empty text"),
+    (["--allowed-origins", '["*"]'], "allowed_origins holds '[\"*\"]'; give *, or scheme://host[:port]"),
+    (["--allowed-origins", "https://here/"], "allowed_origins holds 'https://here/'"),
     (["--ssl-keyfile", "x"], "belong together"),
     (["--chat-template", "absent.jinja", "--port", 0], "--chat-template is 'absent.jinja': No such file"),
     (["--tool-call-parser", "granite"], "'granite' is not one of 'auto'"),
@@ -111,6 +113,29 @@ def test_mistakes_are_one_line(fails: Fails, arguments: list[object], complaint:
 def test_a_port_that_is_taken_is_one_line(fails: Fails) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "choose another --host or --port" in fails("--port", taken.getsockname()[1])
+
+
+def test_a_port_that_another_server_takes_while_the_engine_starts_is_one_line(
+    fails: Fails, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both can bind it as long as neither listens."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+
+        async def start(_: AsyncLLM) -> None:
+            other.listen()
+
+        monkeypatch.setattr(AsyncLLM, "start", start)
+        port = other.getsockname()[1]
+        assert f"cannot listen on 127.0.0.1:{port}: " in fails("--port", port)
+
+
+@pytest.mark.parametrize("name", ["SPECDEC_API_KEY", "SPECDEC_ADMIN_API_KEY"])
+def test_a_key_that_was_never_filled_in_is_refused(fails: Fails, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """It would be as none: the server open to all."""
+    monkeypatch.setenv(name, " \n")
+    assert fails() == f"specdec: {name} is set and holds no key; give one, or unset it\n"
 
 
 def test_a_spinner_shows_that_the_engine_starts(

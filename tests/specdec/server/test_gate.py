@@ -4,6 +4,9 @@ import asyncio
 import json
 import logging
 import socket
+from contextlib import ExitStack, suppress
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from openai import APIStatusError, AuthenticationError, OpenAI
@@ -79,17 +82,56 @@ def test_many_requests_of_a_client_that_come_at_once_are_taken_by_turns() -> Non
             for address in ["many"] * 50 + ["few"]:
                 group.create_task(ask(address))
 
-    gate = Gate(app, ServerSettings(), ServerMetrics("tiny", 64, {}))
+    service = SimpleNamespace(settings=ServerSettings(), metrics=ServerMetrics("tiny", 64, {}), arriving=set())
+    gate = Gate(app, cast(Service, service))
     asyncio.run(run())
     assert "few" in order[:2]
     assert order.count("many") == 50
 
 
-def test_behind_a_proxy_the_prefix_is_not_part_of_the_route(engine: Served) -> None:
-    with engine.again(root_path="/prefix", api_key=["k"]) as server:
+@pytest.mark.parametrize(("given", "sent"), [("/prefix", ""), ("/prefix/", ""), ("/prefix", "/prefix")])
+def test_behind_a_proxy_the_prefix_is_not_part_of_the_route(engine: Served, given: str, sent: str) -> None:
+    """Whether the proxy leaves it in the path or not."""
+    # Of a secret's file, the key has the end of its line.
+    with engine.again(root_path=given, api_key=["k\n"]) as server:
+        assert server.send("GET", f"{sent}/health")[0] == 200
+        assert server.send("GET", f"{sent}/v1/models")[0] == 401
+        assert server.send("GET", f"{sent}/v1/models", None, {"Authorization": "Bearer k"})[0] == 200
+
+
+def test_nothing_follows_an_answer_that_was_given_before_the_body(
+    engine: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is no HTTP behind it ends the connection in silence."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with (
+        engine.again(api_key=["k"]) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection,
+    ):
+        connection.sendall(head)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 401 ")
+        connection.sendall(b"zzzz\r\n")
+        while connection.recv(65536):
+            pass
         assert server.send("GET", "/health")[0] == 200
-        assert server.send("GET", "/v1/models")[0] == 401
-        assert server.send("GET", "/v1/models", None, {"Authorization": "Bearer k"})[0] == 200
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_more_connections_than_file_descriptors_allow_are_closed(
+    engine: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("specdec.server.http_server.raise_file_limit", lambda: 64)
+    # Of these, twice the eight that may wait stay free.
+    most = 64 - 2 * (64 // 8)
+    with engine.again() as server, ExitStack() as stack:
+        address = ("127.0.0.1", server.port)
+        kept = [stack.enter_context(socket.create_connection(address, timeout=PATIENCE)) for _ in range(most)]
+        with socket.create_connection(address, timeout=PATIENCE) as refused, suppress(ConnectionError):
+            assert refused.recv(1) == b""
+        for one in kept:
+            one.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert one.recv(65536).startswith(b"HTTP/1.1 200 ")
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 @pytest.mark.parametrize("size", [2000, 10 << 20])

@@ -65,6 +65,19 @@ def test_a_request_within_the_grace_finishes_and_no_other_is_taken(engine: Serve
         pass
 
 
+def test_a_request_whose_body_is_still_arriving_is_told(engine: Served) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+    with engine.again(grace=0.2) as server:
+        connection = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
+        connection.sendall(head + b"{")
+        # The server has read the other one once it answers this.
+        assert server.send("GET", "/health")[0] == 200
+    with connection:
+        reply = connection.recv(65536)
+    assert reply.startswith(b"HTTP/1.1 503 ")
+    assert b"shutting_down" in reply
+
+
 def test_an_idle_server_ends_at_once(engine: Served) -> None:
     # `again` waits for the end for no longer than PATIENCE.
     with engine.again(grace=10 * PATIENCE) as server:
