@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from specdec.async_engine.errors import EngineDeadError as EngineDeadError
     from specdec.core.choices import ChoiceScore as ChoiceScore
     from specdec.core.engine_stats import EngineStats as EngineStats
+    from specdec.core.errors import ParameterError as ParameterError
     from specdec.core.errors import QueueFullError as QueueFullError
     from specdec.core.lora_request import LoRARequest as LoRARequest
     from specdec.core.metrics import Counter as Counter
@@ -44,7 +45,7 @@ _MODULES = {
     "specdec.async_engine.errors": ["EngineDeadError"],
     "specdec.core.choices": ["ChoiceScore"],
     "specdec.core.engine_stats": ["EngineStats"],
-    "specdec.core.errors": ["QueueFullError"],
+    "specdec.core.errors": ["ParameterError", "QueueFullError"],
     "specdec.core.lora_request": ["LoRARequest"],
     "specdec.core.metrics": ["Counter", "Gauge", "Metric", "Vector"],
     "specdec.core.outputs": [

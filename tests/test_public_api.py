@@ -26,6 +26,7 @@ NAMES = [
     "LoRARequest",
     "Logprob",
     "Metric",
+    "ParameterError",
     "QueueFullError",
     "RequestMetrics",
     "RequestOutput",

@@ -148,8 +148,10 @@ class ServerSettings:
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("--ssl-keyfile and --ssl-certfile belong together; give both or neither")
         for name in ("allow_draft_updates", "allow_runtime_lora_updating"):
-            if getattr(self, name) and not (self.api_key or self.admin_api_key):
-                raise ValueError(f"{name} needs a key, or anybody could name files here; give --admin-api-key")
+            if getattr(self, name) and not self.admin_api_key:
+                raise ValueError(
+                    f"{name} needs an administrator's key, since it names files here; give --admin-api-key"
+                )
         read_lora_modules(self.lora_modules)
         for name in ("api_key", "admin_api_key", "served_model_name", "allowed_origins"):
             if any(not text.strip() for text in getattr(self, name)):

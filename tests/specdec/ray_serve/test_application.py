@@ -62,7 +62,7 @@ def test_the_configuration_files(build: Any, name: str) -> None:
         ({"modell": "x"}, "args has no 'modell'; the nearest it has is 'model'"),
         ({"server": {"api_keys": ["x"]}}, "ServerSettings has no 'api_keys'; the nearest it has is 'api_key'"),
         ({"server": {"max_logprobs": -1}}, "max_logprobs is -1"),
-        ({"server": {"allow_runtime_lora_updating": True, "api_key": ["k"]}}, "name all in lora_modules"),
+        ({"server": {"allow_runtime_lora_updating": True, "admin_api_key": ["k"]}}, "name all in lora_modules"),
     ],
 )
 def test_arguments_that_are_refused(build: Any, arguments: dict[str, Any], message: str) -> None:

@@ -185,7 +185,7 @@ def test_clients_change_adapters_only_where_that_is_allowed(server: Served, adap
         status, _, reply = server.send("POST", f"/v1/{what}_lora_adapter", body)
         assert status == 403
         assert "--allow-runtime-lora-updating" in reply["error"]["message"]
-    with pytest.raises(ValueError, match="allow_runtime_lora_updating needs a key"):
+    with pytest.raises(ValueError, match="allow_runtime_lora_updating needs an administrator's key"):
         ServerSettings(allow_runtime_lora_updating=True)
 
 

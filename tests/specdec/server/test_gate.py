@@ -45,7 +45,7 @@ def test_a_clients_key_is_no_administrators(engine: Served, path: str) -> None:
     client, admin, wrong = ({"Authorization": f"Bearer {key}"} for key in "kax")
     allowed = {"allow_draft_updates": True, "allow_runtime_lora_updating": True}
     body = {"draft": "", "lora_name": "", "lora_path": "", "lora_int_id": 1}
-    with engine.again(api_key=["k"], **allowed) as server:
+    with engine.again(api_key=["k"]) as server:
         status, _, reply = server.send("POST", path, body, client)
         assert status == 403
         assert "start the server with --admin-api-key" in reply["error"]["message"]
