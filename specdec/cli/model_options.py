@@ -77,14 +77,14 @@ def engine_options(options: Mapping[str, Any], also: Collection[str] = ()) -> di
     return {name: value for owner in ENGINE_OWNERS for name, value in options_for(owner, options, also).items()}
 
 
-def check_engine(shape: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def check_engine(shape: Mapping[str, Any], settings: dict[str, Any]) -> None:
     """Check given fields of `DraftShape` and settings of the engine, before torch is imported, which takes seconds.
 
     Raises:
         ValueError: a value outside its range.
     """
     replace(default_shape("cpu"), **shape)
-    engine_config(DEMO, None, dict(settings))
+    engine_config(DEMO, None, settings)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from specdec.openai.responses_request import ResponsesRequest
 from specdec.openai.served_model import ServedModel
 from specdec.server.json_route import JsonRoute
 from specdec.server.openapi import answers
-from specdec.server.service import AnswerWriter, service_of
+from specdec.server.service import AnswerMaker, service_of
 
 router = APIRouter(route_class=JsonRoute)
 Body = TypeVar("Body", ChatRequest, ResponsesRequest)
@@ -40,28 +40,27 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
 @router.post("/v1/messages", responses=answers(MessageReply, may_stream=True))
 async def create_message(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation."""
-    chat = _chat(body, request)
+    service_of(request).accept(body, body.model)
     if body.max_tokens is None:
         raise ApiError(400, "max_tokens is missing; give the most tokens of the answer", param="max_tokens")
-    return await _answered(chat, request, "msg", MessagesAnswer)
+    return await _answered(_chat(body, request), request, "msg", MessagesAnswer)
 
 
 @router.post("/v1/messages/count_tokens", responses=answers(InputTokens))
 async def count_tokens(body: MessagesRequest, request: Request) -> Response:
     """Count the tokens of a conversation."""
+    service_of(request).accept(body, body.model)
     prompt, _ = await _prepared(_chat(body, request), request)
     return json_response(InputTokens(len(prompt)))
 
 
 def _chat(body: MessagesRequest, request: Request) -> ChatRequest:
     """Return the chat that a request in Anthropic's form stands for."""
-    service = service_of(request)
-    service.accept(body, body.model)
-    return body.chat(may_think=service.served.reasoning is not None)
+    return body.chat(may_think=service_of(request).served.reasoning is not None)
 
 
 async def _answered(
-    body: Body, request: Request, prefix: str, kind: Callable[[str, ServedModel, Body, SamplingParams], AnswerWriter]
+    body: Body, request: Request, prefix: str, kind: Callable[[str, ServedModel, Body, SamplingParams], AnswerMaker]
 ) -> Response:
     """Return the answer to a conversation, of a kind whose ids begin with a prefix."""
     service, answer_id = service_of(request), f"{prefix}-{request.state.request_id}"

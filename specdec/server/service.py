@@ -54,7 +54,7 @@ _FORBIDDING = ("allowed_token_ids", "bad_words", "min_tokens", "structured_outpu
 ENDED = 0.0
 
 
-class AnswerWriter(Protocol):
+class AnswerMaker(Protocol):
     """Makes the answer to a request of its states, whole or as events; a late error ends these by one of its own."""
 
     def whole(self, states: Sequence[RequestOutput]) -> object: ...
@@ -317,7 +317,7 @@ class Service:
                 self._running[answer_id] = left
 
     async def reply(
-        self, request: Request, answer: AnswerWriter, states: States, count: int, is_streamed: bool
+        self, request: Request, answer: AnswerMaker, states: States, count: int, is_streamed: bool
     ) -> Response:
         """Return the answer made of the states of `count` prompts, whole or as a stream."""
         if is_streamed:

@@ -1,6 +1,7 @@
 """Command lines of `vllm serve`, given to `specdec serve`."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,4 +103,4 @@ def test_other_options_are_refused_by_name(
 
 def test_a_seed_and_a_tokenizer_are_settings_of_the_engine(runs: list[Run]) -> None:
     _serve("m", "--seed", 3, "--tokenizer", "words")
-    assert runs[0][:3] == ("m", "auto", {"seed": 3, "tokenizer": "words"})
+    assert runs[0][:3] == ("m", "auto", {"seed": 3, "tokenizer": Path("words")})
