@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from specdec.core.commands import Abort, Add, EndSearches, Search
 from specdec.core.request import Request, RequestGroup
@@ -14,13 +14,6 @@ from specdec.engine.engine import LLMEngine
 
 T = TypeVar("T")
 CLOSED = "this LLM is closed; make another"
-
-
-class _Owner(NamedTuple):
-    """The group a request belongs to, and where news of the group go."""
-
-    group: RequestGroup
-    deliver: Callable[[RequestGroup], None]
 
 
 class SharedEngine:
@@ -33,7 +26,8 @@ class SharedEngine:
 
     def __init__(self, engine: LLMEngine) -> None:
         self._engine: LLMEngine | None = engine
-        self._owners: dict[Request, _Owner] = {}
+        # The group that a request belongs to, and where news of the group go.
+        self._owners: dict[Request, tuple[RequestGroup, Callable[[RequestGroup], None]]] = {}
         # Requests of closed calls. They are aborted by the call that holds the turn, because a closed iterator may be
         # collected in the middle of a step, by the very thread that takes it.
         self._abandoned: deque[RequestGroup] = deque()
@@ -74,13 +68,16 @@ class SharedEngine:
         """
         groups: list[RequestGroup] = []
         news: deque[T] = deque()
+
+        def deliver(group: RequestGroup) -> None:
+            news.append(read(group))
+
         try:
             with self.turn() as engine:
                 for add in adds:
                     group = engine.handle(add)
                     groups.append(group)
-                    owner = _Owner(group, lambda group: news.append(read(group)))
-                    self._owners |= dict.fromkeys(group.requests, owner)
+                    self._owners |= dict.fromkeys(group.requests, (group, deliver))
         except BaseException:
             self.abandon(groups)
             raise

@@ -86,13 +86,6 @@ class Verification(NamedTuple):
     next_pass: Callable[[WalkOutcome], PassAhead] | None
 
 
-class LaunchedStep(NamedTuple):
-    """A step whose pass is launched: its logits, and what follows them, None if no row is sampled."""
-
-    logits: Tensor
-    verification: Verification | None
-
-
 class Worker:
     """Model, cache, drafter and verifier of one process. It is given rows and knows no requests.
 
@@ -110,7 +103,8 @@ class Worker:
         self.device = runner.cache.target.device
         self._mark = clock_of(self.device)
         self._drafted: DraftedStep | None = None
-        self._launched: LaunchedStep | None = None
+        # Logits of the pass that is launched, and what follows them, None if no row is sampled.
+        self._launched: tuple[Tensor, Verification | None] | None = None
         # When drafting ahead for the coming step began and ended.
         self._drafting: list[tuple[Mark, Mark]] = []
         # The pass that was launched behind the step before.
@@ -155,7 +149,7 @@ class Worker:
         else:
             assert launched is not None, "no pass was launched ahead"
             logits = launched.logits_of([row.context for row in order.drafts])
-        self._launched = LaunchedStep(logits, verification)
+        self._launched = logits, verification
         if late:
             start = self._mark()
             self.drafter.propose(late)
