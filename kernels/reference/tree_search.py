@@ -14,7 +14,8 @@ def next_frontier(
     """See `specdec.kernels.triton.tree_search`."""
     each = children.tokens.shape[1]
     # A node after which no token is possible yields NaN; its children must not sort before all others.
-    values = children.log_chances.float().nan_to_num(nan=float("-inf"), neginf=float("-inf"))
+    values = children.scores - children.log_sum_exp[:, None]
+    values = values.float().nan_to_num(nan=float("-inf"), neginf=float("-inf"))
     values, tokens = values.view(num_rows, -1, each), children.tokens.view(num_rows, -1)
     if above is not None:
         values = values + above.values[:, :, None]

@@ -85,12 +85,6 @@ class DeviceNodes:
         table = node_table(upload(rows, device).view(len(trees), 4, most).unbind(1), depth)
         return DeviceNodes.made(table, sizes, depth, chained=[tree.num_chained for tree in trees])
 
-    @property
-    def read_by_host(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The parts that the host reads: tokens, parents and ranks."""
-        tokens, parents, _, ranks = self.table[:4]
-        return tokens, parents, ranks
-
     @cached_property
     def paths(self) -> Tensor:
         """Tokens on the way to the root and to each node, int64 `[rows, 1 + most, depth]`, padded with -1."""
@@ -123,7 +117,7 @@ class DeviceNodes:
         return found
 
     def tree(self, row: int) -> DraftTree:
-        """Return a row's tree without its `draft_probs`. `host` must be set: the numbers of `read_by_host`."""
+        """Return a row's tree without its `draft_probs`. `host` must be set: tokens, parents and ranks of all."""
         assert self.host is not None
         start = row * self.most
         tokens, parents, ranks = (tuple(part[start : start + self.sizes[row]]) for part in self.host)
@@ -254,7 +248,8 @@ class DeviceTrees:
     def begin_read(self, parts: Sequence[Tensor]) -> Callable[[], list[list[int]]]:
         if self.batch.host is not None or not any(self.sizes):
             return Download(parts).read
-        download = Download([*parts, *self.batch.read_by_host])
+        tokens, parents, _, ranks = self.batch.table[:4]
+        download = Download([*parts, tokens, parents, ranks])
 
         def read() -> list[list[int]]:
             numbers = download.read()

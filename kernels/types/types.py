@@ -171,11 +171,6 @@ class TopK(NamedTuple):
     scores: Tensor
     log_sum_exp: Tensor
 
-    @property
-    def log_chances(self) -> Tensor:
-        """Log-probabilities `[rows, k]`, NaN or -inf where no token is possible."""
-        return self.scores - self.log_sum_exp[:, None]
-
 
 class DraftProbs(NamedTuple):
     """The distributions that the children of a batch's roots and nodes were drawn from.
