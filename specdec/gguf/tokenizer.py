@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.gguf.file import GgufFile
 from specdec.gguf.splits import NO_NAME, PLAIN_TEXT, SPLITS, Split
-from specdec.gguf.vocabulary import BYTE_LEVEL, PREFIX, SENTENCEPIECE, GgufVocabulary
+from specdec.gguf.vocabulary import BYTE_LEVEL, NAMED_IDS, PREFIX, SENTENCEPIECE, GgufVocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -31,21 +31,7 @@ APPLIED = (
     "add_bos_token",
     "add_eos_token",
     "add_space_prefix",
-    "bos_token_id",
-    "eos_token_id",
-    "eot_token_id",
-    "eom_token_id",
-    "unknown_token_id",
-    "padding_token_id",
-    "fim_pre_token_id",
-    "fim_suf_token_id",
-    "fim_mid_token_id",
-    "fim_pad_token_id",
-    "fim_rep_token_id",
-    "fim_sep_token_id",
-    "prefix_token_id",
-    "suffix_token_id",
-    "middle_token_id",
+    *(f"{name}_token_id" for name in NAMED_IDS),
 )
 # Keys without effect in llama.cpp on these kinds of tokenizers: they are for T5's, BERT's and RWKV's.
 WITHOUT_EFFECT = (

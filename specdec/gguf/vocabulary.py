@@ -80,6 +80,8 @@ FILL_TEXTS = {
 }
 # Older names of three of these ids.
 OLDER_IDS = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
+# Tokens that a file may name, by `tokenizer.ggml.NAME_token_id`.
+NAMED_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding", *FILL_TEXTS, *OLDER_IDS.values())
 # Parts of an answer in gpt-oss's format, which are text.
 SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 # Where there is one of the first and one of the second, this ends a part of an answer only.

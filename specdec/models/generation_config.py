@@ -91,17 +91,8 @@ _UNUSED: dict[str, tuple[Any, ...]] = {
     "token_healing": (False,),
     # Once the default.
     "max_length": (20,),
-    **dict.fromkeys(
-        (
-            "max_time",
-            "forced_bos_token_id",
-            "forced_eos_token_id",
-            "exponential_decay_length_penalty",
-            "watermarking_config",
-            "dola_layers",
-        ),
-        (),
-    ),
+    **dict.fromkeys(("max_time", "forced_bos_token_id", "forced_eos_token_id"), ()),
+    **dict.fromkeys(("exponential_decay_length_penalty", "watermarking_config", "dola_layers"), ()),
 }
 
 
