@@ -95,14 +95,10 @@ class LevelLoops(ABC, Generic[State]):
         self._ahead: DraftsAhead | None = None
         # Of a head that is called level by level, by width of the levels.
         self._own_bits: dict[int, Tensor] = {}
-        self.one_call = self._one_call()
-
-    def _one_call(self) -> FusedDrafting | None:
-        """Return the drafter in one call, if there is one."""
-        if self.kernels.passes is None or not self.readout.is_whole:
-            return None
-        cache = DraftingCache(self.kv, self.features, self.rope, self.block_size, self.first, self.branching)
-        return self._fused(self.kernels.passes, cache)
+        self.one_call: FusedDrafting | None = None
+        if kernels.passes is not None and readout.is_whole:
+            cache = DraftingCache(kv, self.features, self.rope, block_size, self.first, self.branching)
+            self.one_call = self._fused(kernels.passes, cache)
 
     @abstractmethod
     def _fused(self, passes: FusedPasses, cache: DraftingCache) -> FusedDrafting | None:

@@ -83,7 +83,10 @@ class TreeDraw(TreeLevels):
         values = log_q.gather(2, tokens)
         self._possible.append(values.isfinite().flatten(1))
         start = sum(part.shape[1] for part in self._probs)
-        part = self._probs_table(log_q)[:, start : start + log_q.shape[1]]
+        if self._table is None:
+            self._table = log_q.new_empty(self.num_rows, self.sizes.num_probs(self.depth), log_q.shape[2])
+        assert self._table.shape[2] == log_q.shape[2]
+        part = self._table[:, start : start + log_q.shape[1]]
         self._probs.append(torch.exp(log_q, out=part))
         total = values.new_zeros(values.shape[:2].numel())
         return self._add(TopK(tokens.flatten(0, 1), values.flatten(0, 1), total), own_bits)
@@ -94,12 +97,6 @@ class TreeDraw(TreeLevels):
         for start, best, tokens in zip([0, *self._ends()], self._best, self._tokens[1:], strict=False):
             parents.append((best + start).repeat_interleave(tokens.shape[1] // best.shape[1], 1))
         return torch.cat(parents, 1)
-
-    def _probs_table(self, log_q: Tensor) -> Tensor:
-        if self._table is None:
-            self._table = log_q.new_empty(self.num_rows, self.sizes.num_probs(self.depth), log_q.shape[2])
-        assert self._table.shape[2] == log_q.shape[2]
-        return self._table
 
     def device_trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> DeviceTrees:
         """Return `host_trees` on the device; with nodes also where q could draw nothing, which no rule accepts.
