@@ -108,7 +108,7 @@ def _release_output_weights(target: LlamaModel, drafts: DraftModel | None) -> No
     Draft models are made from them, so this comes after the last.
     """
     products: list[Product] = [target.output]
-    matrices: list[nn.Linear | None] = [target.lm_head]
+    matrices: list[nn.Linear | None] = [target.weights.lm_head]
     if drafts is not None:
         products.append(drafts.readout.projection)
         matrices.append(drafts.head.lm_head)

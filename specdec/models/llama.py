@@ -105,11 +105,6 @@ class LlamaModel:
         return self.weights.embed_tokens
 
     @property
-    def lm_head(self) -> nn.Linear | None:
-        """The output matrix as it was loaded; None where it is the embedding."""
-        return self.weights.lm_head
-
-    @property
     def mixers(self) -> Sequence[Mixer]:
         """Attention and MLP of the layers."""
         return [layer.mixer for layer in self.layers]
@@ -117,7 +112,7 @@ class LlamaModel:
     @property
     def whole_config(self) -> LlamaConfig:
         """Sizes of the whole model, of which a rank may hold a part."""
-        return self.config
+        return self.config if self.shard is None else self.shard.whole
 
     def __call__(
         self, tokens: Tensor, rotary: Rotary, attentions: Iterable[Attention], tap_layers: Sequence[int] = ()

@@ -33,7 +33,7 @@ class LlamaDraftHead(CachedHead):
     def __init__(self, model: LlamaModel, max_position: int) -> None:
         llama = replace(model.config, max_position=min(model.config.max_position, max_position))
         super().__init__(llama, llama.layer_windows, model.mixers)
-        self.model, self.lm_head = model, model.lm_head
+        self.model, self.lm_head = model, model.weights.lm_head
 
     def __call__(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:  # noqa: ARG002
         """Return the states after the last norm, `[rows, hidden_size]`; for the arguments see `CachedHead`."""

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specdec.draft_heads.heads.draft_head import TargetOutput, TargetParts
-from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import DecoderLayer
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.fused import FeatureWeights
@@ -105,10 +104,6 @@ class ShardedLlama(LlamaModel):
         self.first_layer, self.is_last, self.num_stages = shard.layers.start, shard.is_last, self.stages.size
         super().__init__(weights, kernels)
         self.config = shard.config
-
-    @property
-    def whole_config(self) -> LlamaConfig:
-        return self.shard.whole
 
     def fused_weights(self, features: FeatureWeights | None) -> None:
         """Return no parts: a pass in one call leaves no place for what the ranks exchange."""
