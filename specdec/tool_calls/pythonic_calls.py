@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specdec.tool_calls.tagged_calls import Item, ToolParser
+from specdec.tool_calls.tagged_calls import SteppedParser
 from specdec.tool_calls.tool_call_reader import CallArguments, CallStart, argument_text
 
 _LIST = re.compile(r"\s*\[\s*[^\W\d][\w.]*\(")
@@ -17,67 +17,48 @@ _WORDS = {"true": True, "false": False, "null": None}
 _DEEPEST = 50
 
 
-class PythonicParser(ToolParser):
+class PythonicParser(SteppedParser):
     """An answer that is a list of calls, `[f(a=1), g(b="c")]`: Llama 3.2 and others. Any other is text.
 
     A call is returned as a whole, once its bracket is closed.
     """
 
     def __init__(self, functions: Sequence[Mapping[str, Any]] = ()) -> None:  # noqa: ARG002
-        self._unread = ""
+        super().__init__()
         self._is_list: bool | None = None
-        self._has_call = False
         self._end = _CallEnd()
 
-    def push(self, text: str) -> list[Item]:
-        """See `ToolParser.push`."""
-        self._unread += text
+    def _step(self, is_end: bool) -> bool:
+        if self._is_list:
+            return self._read_call(is_end)
         if self._is_list is None:
             if _LIST.match(self._unread):
                 self._is_list, self._unread = True, self._unread.lstrip()[1:]
-            elif _BEGUN.fullmatch(self._unread):
-                return []
-            else:
-                self._is_list = False
-        items: list[Item] = []
-        while self._is_list and (found := self._next()):
-            items += found
-        if not self._is_list and not (self._has_call and self._unread.isspace()):
-            items += self._rest()
-        return items
-
-    def finish(self) -> list[Item]:
-        """See `ToolParser.finish`."""
-        if self._is_list and not self._has_call:
-            # The bracket belongs to the text.
-            self._unread = "[" + self._unread
-        return self._rest()
-
-    def _rest(self) -> list[Item]:
-        text, self._unread = self._unread, ""
-        # White space behind the calls is dropped.
-        if not text or (self._has_call and text.isspace()):
-            return []
-        self._has_call = False
-        return [text]
-
-    def _next(self) -> list[Item]:
-        """Return the next call, none where it is not complete. Behind the list, and at what is no call, text begins."""
-        rest = self._unread.lstrip(" \t\r\n" + ("," if self._has_call else ""))
-        if self._has_call and rest.startswith("]"):
-            self._is_list, self._unread = False, rest[1:]
-            return []
-        size = self._end.find(rest)
-        if size == 0:
-            return []
-        self._end = _CallEnd()
-        call = None if size is None else _call(rest[:size])
-        if size is None or call is None:
+                return True
+            if not is_end and _BEGUN.fullmatch(self._unread):
+                return False
             self._is_list = False
-            self._unread = self._unread if self._has_call else "[" + self._unread
-            return []
-        self._unread, self._has_call = rest[size:], True
-        return [*call]
+        if is_end or not (self._is_after_call and self._unread.isspace()):
+            self._give(self._unread)
+            self._unread = ""
+        return False
+
+    def _read_call(self, is_end: bool) -> bool:
+        """Read the next call, if it is complete. Behind the list, and at what is no call, text begins."""
+        rest = self._unread.lstrip(" \t\r\n" + ("," if self._is_after_call else ""))
+        if self._is_after_call and rest.startswith("]"):
+            self._is_list, self._unread = False, rest[1:]
+            return True
+        size = self._end.find(rest)
+        if size and (call := _call(rest[:size])):
+            self._items += call
+            self._end, self._unread, self._is_after_call = _CallEnd(), rest[size:], True
+            return True
+        if size == 0 and not is_end:
+            return False
+        # Before a call, the bracket belongs to the text.
+        self._is_list, self._unread = False, self._unread if self._is_after_call else "[" + self._unread
+        return True
 
 
 class _CallEnd:
