@@ -46,7 +46,10 @@ class Gate:
             return
         began, status = time.perf_counter(), 0
         headers = Headers(scope=scope)
-        name = _request_id(headers.get("x-request-id", ""))
+        name, method = _request_id(headers.get("x-request-id", "")), scope["method"]
+        # A path is decoded, and may hold whatever a client wants to see in the log.
+        path = quote(scope["path"], errors="replace")
+        fields: dict[str, object] = {"request_id": name, "method": method, "path": path}
         scope.setdefault("state", {})["request_id"] = name
 
         async def send_with_id(message: Message) -> None:
@@ -58,13 +61,13 @@ class Gate:
                 message = {**message, "body": b""}
             await send(message)
 
-        is_head = scope["method"] == "HEAD"
+        is_head = method == "HEAD"
         # A proxy may leave the prefix in the path, which then has it twice.
         prefix = scope.get("root_path", "")
         if prefix and scope["path"].startswith(2 * prefix + "/"):
             scope["path"] = scope["path"].removeprefix(prefix)
         # Probes ask for the head of what GET answers. The router writes the route that it chose into the scope.
-        inner = {**scope, "method": "GET" if is_head else scope["method"]}
+        inner = {**scope, "method": "GET" if is_head else method}
 
         try:
             _check_headers(headers)
@@ -83,30 +86,23 @@ class Gate:
                 # Our own bug: the client is told no more than that.
                 failure = ApiError(500, "the server failed; its log has the reason")
                 note_outcome(scope, failure)
-                fields = {"request_id": name, "method": scope["method"], "path": scope["path"]}
-                path = quote(scope["path"], errors="replace")
-                logger.error("%s %s failed, request %s", scope["method"], path, name, exc_info=error, extra=fields)
+                logger.error("%s %s failed, request %s", method, path, name, exc_info=error, extra=fields)
                 if not status:
                     await error_response(failure, path_of(scope))(scope, receive, send_with_id)
         finally:
             seconds = time.perf_counter() - began
             status, reason = outcome(scope, status)
             route = getattr(inner.get("route"), "path", "none")
-            self._metrics.answered(scope["method"], route, status, seconds)
-            self._log(scope, status, seconds, reason)
+            self._metrics.answered(method, route, status, seconds)
+            fields |= {"status": status, "seconds": seconds}
+            why = f": {reason}" if reason else ""
+            logger.info("%s %s %d in %.3f s, request %s%s", method, path, status, seconds, name, why, extra=fields)
 
     async def _turn(self, client: str) -> None:
         """Wait until this client's earlier requests have passed, one in each turn of the event loop."""
         lock = self._turns.setdefault(client, asyncio.Lock())
         async with lock:
             await asyncio.sleep(0)
-
-    def _log(self, scope: Scope, status: int, seconds: float, reason: str) -> None:
-        # A path is decoded, and may hold whatever a client wants to see in the log.
-        name, method, path = scope["state"]["request_id"], scope["method"], quote(scope["path"], errors="replace")
-        fields = {"request_id": name, "method": method, "path": path, "status": status, "seconds": seconds}
-        why = f": {reason}" if reason else ""
-        logger.info("%s %s %d in %.3f s, request %s%s", method, path, status, seconds, name, why, extra=fields)
 
     def _checked_key(self, headers: Headers, path: str) -> str:
         """Check the key that a request brings; the administrator's opens every route.

@@ -12,6 +12,7 @@ import pytest
 from openai import APIStatusError, AuthenticationError, OpenAI
 from starlette.types import Message, Receive, Scope, Send
 
+from specdec.server.adapters import ServedAdapters
 from specdec.server.gate import ADMIN_PATHS, Gate
 from specdec.server.metrics import ServerMetrics
 from specdec.server.server_settings import ServerSettings
@@ -247,16 +248,24 @@ def test_our_own_bugs_are_answered_logged_and_counted(
     async def broken(*_: object) -> bool:
         raise RuntimeError("a bug")
 
+    def bug(*_: object) -> None:
+        raise RuntimeError("a bug")
+
     monkeypatch.setattr(Service, "abort", broken)
+    monkeypatch.setattr(ServedAdapters, "get", bug)
     caplog.set_level(logging.INFO, "specdec")
     headers = {"Origin": "http://here", "X-Request-Id": "buggy"}
     with engine.again(allowed_origins=["http://here"]) as server:
         status, found, reply = server.send("POST", "/abort", {"request_id": "x"}, headers)
+        assert server.send("GET", "/v1/models/a%20b")[0] == 500
         page = server.send("GET", "/metrics")[2].decode()
     assert (status, reply["error"]["message"]) == (500, "the server failed; its log has the reason")
     assert (found["x-request-id"], found["access-control-allow-origin"]) == ("buggy", "http://here")
     lines = [record.getMessage() for record in caplog.records]
     assert "POST /abort failed, request buggy" in lines
     assert any(line.startswith("POST /abort 500 in ") for line in lines)
-    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["a bug"]
-    assert 'specdec:http_requests_refused_total{status="500"} 1.0' in page
+    failures = [record for record in caplog.records if record.exc_info]
+    assert [str(record.exc_info and record.exc_info[1]) for record in failures] == ["a bug"] * 2
+    # The text of the path is the client's.
+    assert [vars(record)["path"] for record in failures] == ["/abort", "/v1/models/a%20b"]
+    assert 'specdec:http_requests_refused_total{status="500"} 2.0' in page
