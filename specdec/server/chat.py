@@ -78,7 +78,8 @@ async def _prepared(body: ChatRequest | ResponsesRequest, request: Request) -> t
     """
     service = service_of(request)
     body.check_supported(service.settings.max_logprobs)
-    service.check_tools(body.calls.mode == "auto")
+    if body.calls.mode == "auto":
+        service.check_chosen_tools()
     prediction = body.prediction if isinstance(body, ChatRequest) else None
     params = body.sampling_params(
         # Without a limit, an answer may go on to the end of the context.
@@ -93,5 +94,6 @@ async def _prepared(body: ChatRequest | ResponsesRequest, request: Request) -> t
     service.leave_room(params)
     is_cut, arguments = params.truncate_prompt_tokens is not None, body.template_arguments()
     prompt = await service.chat_tokens(request, body.chat_messages(), arguments, body.PROMPT_FIELD, is_cut)
-    service.begin_thinking(params, prompt, arguments)
+    if service.served.reasoning is not None:
+        service.served.reasoning.begin(params, service.served.needed_tokenizer, prompt, arguments)
     return prompt, params

@@ -116,35 +116,21 @@ class Service:
         """True if the parser of tool calls was to be chosen by the chat template, and none fits it."""
         return self.settings.tool_call_parser == "auto" and self.served.tool_parser is PlainText
 
-    def check_tools(self, are_chosen: bool) -> None:
-        """Refuse tools where the model may not choose them.
-
-        Args:
-            are_chosen: whether the model chooses, so that calls are neither forced nor unwanted.
+    def check_chosen_tools(self) -> None:
+        """Refuse tools that the model chooses among, calls being neither forced nor unwanted, where it may not.
 
         Raises:
             ApiError: as vLLM does.
         """
-        if are_chosen and not self.settings.enable_auto_tool_choice:
+        if not self.settings.enable_auto_tool_choice:
             message = 'tool_choice "auto" needs --enable-auto-tool-choice at the server; send "none"'
             raise ApiError(400, message, param="tool_choice")
-        if are_chosen and self._finds_no_calls:
-            if not self._has_warned_of_tools:
-                logger.warning(
-                    "a request has tools, and the chat template shows no form of calls that is known, so calls come "
-                    "back as text; set --tool-call-parser to its form, or to none (shown once)"
-                )
+        if self._finds_no_calls and not self._has_warned_of_tools:
             self._has_warned_of_tools = True
-
-    def begin_thinking(self, params: SamplingParams, prompt: list[int], template_arguments: dict[str, Any]) -> None:
-        """Set whether the answer to a conversation begins with thinking, and keep the marks in its text.
-
-        Args:
-            prompt: tokens of the conversation.
-            template_arguments: what its chat template got.
-        """
-        if self.served.reasoning is not None:
-            self.served.reasoning.begin(params, self.served.needed_tokenizer, prompt, template_arguments)
+            logger.warning(
+                "a request has tools, and the chat template shows no form of calls that is known, so calls come "
+                "back as text; set --tool-call-parser to its form, or to none (shown once)"
+            )
 
     def leave_room(self, params: SamplingParams) -> None:
         """Replace -1 for the tokens of a prompt by as many as leave room for the answer.
