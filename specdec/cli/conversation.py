@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from specdec.cli.timed_batch import TimedAnswer, TimedBatch, run_batch
 from specdec.core.outputs import RequestOutput
 from specdec.core.sampling_params import SamplingParams
-from specdec.openai.reasoning_text import ServedReasoning, ThinkingText, Thought
+from specdec.openai.reasoning_text import ServedReasoning, ThinkingText
+from specdec.tool_calls.tagged_calls import Thought
 from specdec.tool_calls.tool_parsers import PlainText
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from specdec.core.outputs import TreeTrace
-from specdec.openai.reasoning_text import Thought
 from specdec.text.segment import Segment
+from specdec.tool_calls.tagged_calls import Thought
 
 if TYPE_CHECKING:
     from specdec.models.tokenizer import Tokenizer

@@ -13,7 +13,6 @@ from specdec.core.step_report import StepReporter
 from specdec.openai.chat_request import ChatRequest
 from specdec.openai.connection import DONE, error_event, event
 from specdec.openai.logprob_replies import chat_logprobs, prompt_logprobs
-from specdec.openai.reasoning_text import ThinkingText, Thought
 from specdec.openai.replies import (
     ChatChoice,
     ChatChunk,
@@ -32,7 +31,7 @@ from specdec.openai.replies import (
 )
 from specdec.openai.served_model import ServedModel
 from specdec.openai.speculation_replies import meta_info
-from specdec.tool_calls.tagged_calls import Item, ToolParser
+from specdec.tool_calls.tagged_calls import Item, Thought, ToolParser
 from specdec.tool_calls.tool_call_reader import CallArguments, CallStart
 
 ASSISTANT = "assistant"
@@ -49,7 +48,7 @@ class _ChatProgress:
         has_begun, has_ended: whether its first and its last part are sent.
     """
 
-    parser: ToolParser | ThinkingText
+    parser: ToolParser
     steps: StepReporter
     tokens: int = 0
     calls: int = 0
@@ -162,7 +161,7 @@ class ChatAnswer:
         if not sent.has_begun:
             sent.has_begun = True
             yield ChatChunkChoice(index, ChatDelta(ASSISTANT, ""))
-        items = [*sent.parser.push("".join(segment.text for segment in output.segments))]
+        items = sent.parser.push("".join(segment.text for segment in output.segments))
         if output.finish_reason is not None:
             items += sent.parser.finish()
         new_tokens = output.token_ids[sent.tokens :] if self._body.return_token_ids else []
@@ -184,13 +183,13 @@ class ChatAnswer:
             last.meta_info = meta_info(self._body.return_meta_info, output)
             yield last
 
-    def _shown(self, items: list[Item | Thought]) -> list[Item | Thought]:
+    def _shown(self, items: list[Item]) -> list[Item]:
         """Return the items that the request wants to see."""
         if self._body.include_reasoning is False:
             return [item for item in items if not isinstance(item, Thought)]
         return items
 
-    def _delta(self, sent: _ChatProgress, item: Item | Thought) -> ChatDelta:
+    def _delta(self, sent: _ChatProgress, item: Item) -> ChatDelta:
         if isinstance(item, str):
             return ChatDelta(content=item)
         if isinstance(item, Thought):

@@ -12,9 +12,8 @@ from specdec.core.sampling_params import SamplingParams
 from specdec.openai.chat_request import ChatRequest
 from specdec.openai.connection import event
 from specdec.openai.errors import ApiError
-from specdec.openai.reasoning_text import Thought
 from specdec.openai.served_model import ServedModel
-from specdec.tool_calls.tagged_calls import Item
+from specdec.tool_calls.tagged_calls import Item, Thought
 from specdec.tool_calls.tool_call_reader import CallArguments, CallStart, json_value
 
 Event = dict[str, Any]
@@ -114,7 +113,7 @@ class MessagesAnswer:
         if not self._has_begun:
             self._has_begun = True
             yield {"type": "message_start", "message": reply}
-        items = [*self._parser.push(text)]
+        items = self._parser.push(text)
         if output.finish_reason is not None:
             items += self._parser.finish()
         for item in items:
@@ -131,7 +130,7 @@ class MessagesAnswer:
         yield {"type": "message_delta", "delta": delta, "usage": reply.usage}
         yield {"type": "message_stop"}
 
-    def _add(self, item: Item | Thought) -> Iterator[Event]:
+    def _add(self, item: Item) -> Iterator[Event]:
         block = self._reply.content[-1] if self._is_open else None
         if isinstance(item, CallStart):
             yield from self._open(ToolUseBlock(f"toolu_{secrets.token_hex(12)}", item.name))

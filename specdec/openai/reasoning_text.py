@@ -1,22 +1,16 @@
 """The thinking at an answer's beginning, apart from what follows it. Text may come in pieces of any size."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from specdec.core.reasoning import ReasoningParser, reasoning_parser
 from specdec.core.sampling_params import SamplingParams
-from specdec.tool_calls.tagged_calls import Item, ToolParser, begun_tag
+from specdec.tool_calls.tagged_calls import Item, SteppedParser, Thought, ToolParser, begun_tag
 
 if TYPE_CHECKING:
     # They import transformers and numpy, which the command line's help does without.
     from specdec.models.tokenizer import Tokenizer
     from specdec.verify.thinking_state import ThinkingMarks
-
-
-class Thought(NamedTuple):
-    """A piece of an answer's thinking."""
-
-    text: str
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,7 @@ class ServedReasoning:
             params.kept_special_tokens = sorted({*(params.kept_special_tokens or ()), *tags.values()})
 
 
-class ThinkingText:
+class ThinkingText(SteppedParser):
     """Parser of an answer that begins with thinking, which it returns as `Thought`s. Another one reads the rest.
 
     Marks are left out, and all other text is kept. Without an end mark all of it is thinking.
@@ -64,35 +58,33 @@ class ThinkingText:
     """
 
     def __init__(self, parser: type[ReasoningParser], answer: ToolParser, *, ends_at_calls: bool) -> None:
+        super().__init__()
         self._answer = answer
         self._start, self._end = parser.START, parser.END
         self._ends = [parser.END, *(parser.ALSO_END if ends_at_calls else ())]
-        self._unread = ""
         self._has_begun = self._has_ended = False
 
-    def push(self, text: str) -> list[Item | Thought]:
-        """See `ToolParser.push`."""
-        return self._take(text, is_end=False)
-
-    def finish(self) -> list[Item | Thought]:
+    def finish(self) -> list[Item]:
         """See `ToolParser.finish`."""
-        return [*self._take("", is_end=True), *self._answer.finish()]
+        return [*super().finish(), *self._answer.finish()]
 
-    def _take(self, text: str, is_end: bool) -> list[Item | Thought]:
+    def _step(self, is_end: bool) -> bool:
         if self._has_ended:
-            return [*self._answer.push(text)]
-        self._unread += text
+            self._items += self._answer.push(self._unread)
+            self._unread = ""
+            return False
         if not self._has_begun and not self._begin(is_end):
-            return []
+            return False
         found = [(place, end) for end in self._ends if (place := self._unread.find(end)) >= 0]
         if not found:
-            kept = 0 if is_end else max(begun_tag(self._unread, end) for end in self._ends)
-            return self._thoughts(len(self._unread) - kept)
+            self._think(len(self._unread) - (0 if is_end else max(begun_tag(self._unread, end) for end in self._ends)))
+            return False
         place, end = min(found)
-        items = self._thoughts(place)
+        self._think(place)
         self._has_ended = True
-        rest = self._unread.removeprefix(self._end) if end == self._end else self._unread
-        return [*items, *self._answer.push(rest)]
+        if end == self._end:
+            self._unread = self._unread.removeprefix(end)
+        return True
 
     def _begin(self, is_end: bool) -> bool:
         """Leave out a start mark at the beginning; return False while it may still come."""
@@ -104,6 +96,7 @@ class ThinkingText:
             self._unread = text.removeprefix(self._start)
         return True
 
-    def _thoughts(self, count: int) -> list[Item | Thought]:
+    def _think(self, count: int) -> None:
         text, self._unread = self._unread[:count], self._unread[count:]
-        return [Thought(text)] if text else []
+        if text:
+            self._items.append(Thought(text))

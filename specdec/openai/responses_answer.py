@@ -12,11 +12,11 @@ from specdec.core.sampling_params import SamplingParams
 from specdec.openai.connection import event
 from specdec.openai.errors import ApiError
 from specdec.openai.logprob_replies import chat_logprobs
-from specdec.openai.reasoning_text import Thought
 from specdec.openai.replies import TokenLogprob, now
 from specdec.openai.responses_request import ResponsesRequest
 from specdec.openai.served_model import ServedModel
 from specdec.openai.speculation_replies import SglExt, SpeculationMetrics
+from specdec.tool_calls.tagged_calls import Thought
 from specdec.tool_calls.tool_call_reader import CallArguments, CallStart
 
 Event = dict[str, Any]
@@ -188,7 +188,7 @@ class ResponsesAnswer:
 
     def _text(self, text: str, output: CompletionOutput) -> Iterator[Event]:
         """Add new text to the answer; yield its events."""
-        items = [*self._parser.push(text)]
+        items = self._parser.push(text)
         if output.finish_reason is not None:
             items += self._parser.finish()
         for item in items:

@@ -56,7 +56,7 @@ class ServedModel:
         """Return the name that answers to a request for a model carry."""
         return self.names[0] if model is None or model in self.names else model
 
-    def answer_parser(self, body: ToolFields, params: SamplingParams) -> ToolParser | ThinkingText:
+    def answer_parser(self, body: ToolFields, params: SamplingParams) -> ToolParser:
         """Return what separates the thinking and the calls of an answer from its text."""
         parser = parser_of_answer(self.tool_parser, body.calls, body.offered, is_single=body.is_single_call)
         if self.reasoning is None or params.reasoning_ended is not False:

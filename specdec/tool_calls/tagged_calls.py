@@ -2,12 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from specdec.core.call_forms import HERMES, LISTED, LLAMA3, CallForm
 from specdec.tool_calls.tool_call_reader import CallPiece, CallReader, Reading
 
-Item = str | CallPiece
+
+class Thought(NamedTuple):
+    """A piece of an answer's thinking."""
+
+    text: str
+
+
+Item = str | CallPiece | Thought
 _SPACE = " \t\r\n"
 
 

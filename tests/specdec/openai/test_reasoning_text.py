@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.core.reasoning import DeepSeekR1Parser, Qwen3Parser, ReasoningParser
-from specdec.openai.reasoning_text import ThinkingText, Thought
-from specdec.tool_calls.tagged_calls import HermesParser, LlamaParser, ToolParser
+from specdec.openai.reasoning_text import ThinkingText
+from specdec.tool_calls.tagged_calls import HermesParser, LlamaParser, Thought, ToolParser
 from specdec.tool_calls.tool_call_reader import CallArguments, CallStart
 from specdec.tool_calls.tool_parsers import PlainText
 
