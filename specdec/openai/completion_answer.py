@@ -57,9 +57,9 @@ class CompletionAnswer:
         self._id, self._served, self._body = answer_id, served, body
         self._texts, self._prompts, self._params = texts, prompts, params
         self._created = now()
-        reporters = served.step_reporters(params)
+        reporters, skips = served.step_reporters(params), params.skip_special_tokens
         self._sent = [
-            _CompletionProgress(next(reporters), served.token_places(() if body.echo else prompt, params))
+            _CompletionProgress(next(reporters), TokenPlaces(served.tokenizer, () if body.echo else prompt, skips))
             for prompt in prompts
             for _ in range(params.n)
         ]

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 from specdec.core.logprobs import with_text
 from specdec.core.outputs import Logprob
@@ -14,18 +13,6 @@ from specdec.text.text_stream import TextStream
 LEAST = -9999.0
 
 Entries = Mapping[int, Logprob]
-
-
-class TokenPlace(NamedTuple):
-    """A token of a text.
-
-    Attributes:
-        name: its text; see `token_name` for one without.
-        offset: characters before it. A token that is a part of a character begins where that does.
-    """
-
-    name: str
-    offset: int
 
 
 class TokenPlaces:
@@ -52,8 +39,10 @@ class TokenPlaces:
             return None
         return TextStream(self._tokenizer.backend, self._context, self._skip_special)
 
-    def next(self, token: int, entry: Logprob | None) -> TokenPlace:
-        """Add a token; return its place.
+    def next(self, token: int, entry: Logprob | None) -> tuple[str, int]:
+        """Add a token; return its text, see `token_name` for one without, and the number of characters before it.
+
+        A token that is a part of a character begins where that does.
 
         Args:
             entry: its own; None for one without a log-probability.
@@ -64,14 +53,14 @@ class TokenPlaces:
         name, offset = token_name(token, entry), self.offset
         if self._stream is None:
             self.offset += len(name)
-            return TokenPlace(name, offset)
+            return name, offset
         piece = self._stream.step(token)
         self.offset += len(piece)
         if piece and name.endswith(piece):
             # A text may begin without the space that the token has elsewhere.
-            return TokenPlace(piece, offset)
+            return piece, offset
         # Bytes before it that have turned out to be no character are text only now.
-        return TokenPlace(name, self.offset - len(name) if piece.endswith(name) else offset)
+        return name, self.offset - len(name) if piece.endswith(name) else offset
 
 
 def token_name(token: int, entry: Logprob) -> str:
@@ -92,11 +81,11 @@ def add_completion_logprobs(
         places: finds where each token's text begins.
     """
     for token, row in zip(tokens, rows, strict=True):
-        place = places.next(token, None if row is None else row[token])
-        reply.tokens.append(place.name)
-        reply.text_offset.append(place.offset)
+        name, offset = places.next(token, None if row is None else row[token])
+        reply.tokens.append(name)
+        reply.text_offset.append(offset)
         reply.token_logprobs.append(None if row is None else _value(row[token]))
-        reply.top_logprobs.append(None if row is None else _most_probable(row, token, place.name, count))
+        reply.top_logprobs.append(None if row is None else _most_probable(row, token, name, count))
 
 
 def chat_logprobs(tokens: Sequence[int], rows: Sequence[Entries], count: int) -> ChatLogprobs:

@@ -11,7 +11,6 @@ from specdec.core.step_report import StepReporter
 from specdec.models.tokenizer import Tokenizer
 from specdec.openai.answer_settings import MetricsChoice
 from specdec.openai.errors import ApiError
-from specdec.openai.logprob_replies import TokenPlaces
 from specdec.openai.reasoning_text import ServedReasoning, ThinkingText
 from specdec.openai.sampling_fields import SamplingFields
 from specdec.openai.speculation_replies import SglExt, SpeculationMetrics, request_metrics, sglext
@@ -81,10 +80,6 @@ class ServedModel:
         backend, stops = self.tokenizer.backend if self.tokenizer else None, StopStrings(params.stop_strings)
         while True:
             yield StepReporter(backend, params, stops)
-
-    def token_places(self, context: Sequence[int], params: SamplingParams) -> TokenPlaces:
-        """Return what finds the places of tokens after those of the context."""
-        return TokenPlaces(self.tokenizer, context, params.skip_special_tokens)
 
     def speculation_figures(
         self, body: SamplingFields, outputs: Sequence[CompletionOutput]
