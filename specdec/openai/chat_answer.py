@@ -118,8 +118,8 @@ class ChatAnswer:
             message.reasoning = message.reasoning_content = thinking
         if calls:
             message.tool_calls = calls
-        choice = ChatChoice(output.index, message, self._logprobs(sent, output), self._finish_reason(output, sent))
-        choice.stop_reason = output.stop_reason
+        reason, logprobs = self._finish_reason(output, sent), self._logprobs(sent, output)
+        choice = ChatChoice(output.index, message, logprobs, reason, output.stop_reason)
         choice.meta_info = meta_info(self._body.return_meta_info, output)
         if self._body.return_token_ids:
             choice.token_ids = output.token_ids

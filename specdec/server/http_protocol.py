@@ -80,7 +80,7 @@ class HttpProtocol(H11Protocol):
         self._most = most
         self._header_timeout = settings.header_timeout
         self._headers_due = _Timer(self.loop, settings.header_timeout, self._give_up_headers)
-        self._reading_due = _Timer(self.loop, settings.send_timeout, self._cut)
+        self._reading_due = _Timer(self.loop, settings.send_timeout, lambda: self.transport.abort())
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(_BatchedWrites(transport, self.loop))  # type: ignore[arg-type]
@@ -113,9 +113,6 @@ class HttpProtocol(H11Protocol):
         # Clients such as JDK's ask for h2c with each request. HTTP lets a server go on with HTTP/1.1, and uvicorn would
         # warn of missing packages for WebSockets.
         return False
-
-    def _cut(self) -> None:
-        self.transport.abort()
 
     def _give_up_headers(self) -> None:
         if not self.transport.is_closing():

@@ -23,7 +23,9 @@ def traces_to(endpoint: str | None) -> "OtelTraces | None":
     """
     if endpoint is None:
         return None
-    if missing := [package for module, package in _PACKAGES.items() if not _is_there(module)]:
+    # A module within a package that is missing may not be asked for.
+    has_any = find_spec("opentelemetry") is not None
+    if missing := [package for module, package in _PACKAGES.items() if not (has_any and find_spec(module))]:
         needs = f"--otlp-traces-endpoint needs {', '.join(missing)}"
         raise ValueError(f"{needs}; run: pip install 'specdec[otel]'")
     if not endpoint.startswith(("http://", "https://")):
@@ -31,10 +33,3 @@ def traces_to(endpoint: str | None) -> "OtelTraces | None":
     from specdec.server.otel_traces import OtelTraces
 
     return OtelTraces(endpoint)
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
