@@ -10,20 +10,10 @@ from specdec.draft_heads.heads.draft_head import FeatureHead
 from specdec.models.head_fit import VOCABULARY
 from specdec.train_eagle.data.stage_settings import HeadLayout
 from specdec.train_eagle.evaluation.evaluation import Evaluation, format_shares
+from specdec.train_eagle.training.train_config import FREE
 from specdec.train_eagle.training.training_kind import TrainingKind
 
 UNKNOWN = "TARGET"
-# Settings of a run that do not affect its head.
-UNTOLD = (
-    VOCABULARY,
-    "checkpoint_minutes",
-    "evaluate_every",
-    "evaluate_prompts",
-    "gradient_checkpointing",
-    "threads",
-    "tracker",
-    "out",
-)
 
 
 def model_card(
@@ -62,7 +52,9 @@ def model_card(
     ]
     sections += [notes] if notes else []
     if recipe:
-        rows = [(f"`{setting}`", _shown(value)) for setting, value in recipe.items() if setting not in UNTOLD]
+        rows = [
+            (f"`{setting}`", _shown(value)) for setting, value in recipe.items() if setting not in (VOCABULARY, *FREE)
+        ]
         sections += ["## Training", _table(("setting", "value"), rows)]
     sections += _figures(evaluation) if evaluation else []
     return "\n\n".join([*sections, _use(name, kind, head, base_model or UNKNOWN)]) + "\n"

@@ -13,6 +13,17 @@ OptimizerKind = Literal["adamw", "muon"]
 MarkovKind = Literal["vanilla", "gated", "rnn"]
 SlotWeights = Literal["decay", "dpace"]
 Tracker = Literal["tensorboard", "wandb", "all", "none"]
+# Settings that do not affect the head, so that they may change when a run is resumed.
+FREE = (
+    "out",
+    "features",
+    "checkpoint_minutes",
+    "evaluate_every",
+    "evaluate_prompts",
+    "gradient_checkpointing",
+    "threads",
+    "tracker",
+)
 # Hidden size of the targets that the published learning rates are for; narrower ones take more.
 PUBLISHED_SIZE = 4096
 MOST_LR = 2e-3
