@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from docs.generator.regions import table
+from docs.generator.regions import cells_table, table
 from docs.generator.results import cited, read
 
 # Kinds of kernels, by a part of their names; the first that fits. The rest are the last kind.
@@ -24,33 +24,22 @@ def _cycle() -> str:
     """Return times of steps of an 8B model's shape with CUDA graphs, by batch."""
     document = read("h100/cycle")
     rows = [row for row in document["rows"] if row["mode"] == "graphs"]
-    lines = []
-    for row in rows:
-        cycles = row["cycles"]
-        lines.append(
-            [
-                str(row["batch"]),
-                f"{row['plain_ms']:.2f} ms",
-                f"{row['share_of_copy_bound']:.0%}",
-                f"{row['generate_over_plain']:.1f}",
-                f"{row['forward_over_plain']:.1f}",
-                " / ".join(f"{one['cycle_ms']:.1f}" for one in cycles) + " ms",
-                " / ".join(f"{one['c']:.2f}" for one in cycles),
-                " / ".join(f"{one['times_plain']:.2f}" for one in cycles),
-            ]
-        )
     accepted = " / ".join(str(one["accepted"]) for one in rows[0]["cycles"])
-    header = [
-        "batch",
-        "plain step",
-        "of the speed of a copy",
-        "transformers' `generate` over it",
-        "its bare pass over it",
-        f"step with {accepted} drafts accepted",
-        "c",
-        "times the speed of plain steps",
+    lines = [
+        {
+            "batch": str(row["batch"]),
+            "plain step": f"{row['plain_ms']:.2f} ms",
+            "of the speed of a copy": f"{row['share_of_copy_bound']:.0%}",
+            "transformers' `generate` over it": f"{row['generate_over_plain']:.1f}",
+            "its bare pass over it": f"{row['forward_over_plain']:.1f}",
+            f"step with {accepted} drafts accepted": " / ".join(f"{one['cycle_ms']:.1f}" for one in row["cycles"])
+            + " ms",
+            "c": " / ".join(f"{one['c']:.2f}" for one in row["cycles"]),
+            "times the speed of plain steps": " / ".join(f"{one['times_plain']:.2f}" for one in row["cycles"]),
+        }
+        for row in rows
     ]
-    return f"{table(header, lines)}\n\n{_source('bash benchmarks/gpu_day.sh cycle', 'h100/cycle', document)}"
+    return f"{cells_table(lines)}\n\n{_source('bash benchmarks/gpu_day.sh cycle', 'h100/cycle', document)}"
 
 
 def _time() -> str:
@@ -103,31 +92,24 @@ def _counts() -> str:
 def _kernels() -> str:
     """Return what the compiler gives each kernel, beside the least time of its bytes."""
     document = read("kernel_resources")
-    lines = []
-    for row in document["rows"]:
-        shape = ", ".join(f"{name} {value}" for name, value in row["shape"].items())
-        own = (
-            [f"{row[name]:,}" for name in ("bytes", "bytes_in_flight", "us_at_least")]
-            if "bytes" in row
-            else ["", "", ""]
-        )
-        resources = [f"{row[name]:,}" for name in ("programs", "warps", "registers", "shared")]
-        lines.append([f"{row['kernel']}", f"{row['of']}: {shape}", *resources, f"{row['occupancy']:.0%}", *own])
-    header = [
-        "kernel",
-        "of",
-        "programs",
-        "warps",
-        "registers a thread",
-        "shared memory",
-        "occupancy",
-        "bytes",
-        "bytes at once per multiprocessor, at most",
-        "at least, µs",
+    lines = [
+        {
+            "kernel": row["kernel"],
+            "of": f"{row['of']}: {', '.join(f'{name} {value}' for name, value in row['shape'].items())}",
+            "programs": f"{row['programs']:,}",
+            "warps": f"{row['warps']:,}",
+            "registers a thread": f"{row['registers']:,}",
+            "shared memory": f"{row['shared']:,}",
+            "occupancy": f"{row['occupancy']:.0%}",
+            "bytes": f"{row['bytes']:,}" if "bytes" in row else "",
+            "bytes at once per multiprocessor, at most": f"{row['bytes_in_flight']:,}" if "bytes" in row else "",
+            "at least, µs": f"{row['us_at_least']:,}" if "bytes" in row else "",
+        }
+        for row in document["rows"]
     ]
     facts = (f"{name} {document[name]}" for name in ("torch", "commit"))
     command = "TRITON_INTERPRET=1 python -m tests.kernels.resources"
-    return f"{table(header, lines)}\n\n{cited(command, 'kernel_resources', *facts)}"
+    return f"{cells_table(lines)}\n\n{cited(command, 'kernel_resources', *facts)}"
 
 
 def _host() -> str:

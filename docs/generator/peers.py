@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from docs.generator.regions import table
+from docs.generator.regions import cells_table, table
 from docs.generator.results import read, script_source
 
 # Results of `benchmarks/peers.sh`, and what each measures.
@@ -26,19 +26,18 @@ def _peers() -> str:
         for mode in read(f"peers_{name}")["modes"]:
             first = mode["first_ms"]
             rows.append(
-                [
-                    title,
-                    _mode_name(mode["mode"]),
-                    f"{mode['tok_per_s']['median']:.0f}",
-                    f"{mode['speedup']['median']:.2f}",
-                    f"{mode['tau']:.2f}" if mode["tau"] else "",
-                    f"{first['median']:.0f}" if first else "",
-                    f"{mode['differing']} of {mode['prompts']}",
-                ]
+                {
+                    "checkpoint": title,
+                    "mode": _mode_name(mode["mode"]),
+                    "tok/s": f"{mode['tok_per_s']['median']:.0f}",
+                    "over plain": f"{mode['speedup']['median']:.2f}",
+                    "tau": f"{mode['tau']:.2f}" if mode["tau"] else "",
+                    "first token, ms": f"{first['median']:.0f}" if first else "",
+                    "other tokens than plain": f"{mode['differing']} of {mode['prompts']}",
+                }
             )
             title = ""
-    header = ["checkpoint", "mode", "tok/s", "over plain", "tau", "first token, ms", "other tokens than plain"]
-    return f"{table(header, rows)}\n\n{_source([f'peers_{name}' for name in PEERS])}"
+    return f"{cells_table(rows)}\n\n{_source([f'peers_{name}' for name in PEERS])}"
 
 
 def _source(names: list[str]) -> str:

@@ -20,6 +20,11 @@ def fill(text: str, parts: Mapping[str, str]) -> str:
     return REGION.sub(lambda match: f"{match[1]}\n{parts[match[2]]}\n\n{match[3]}", text)
 
 
+def cells_table(rows: list[dict[str, str]]) -> str:
+    """Return a markdown table of rows that all have the same cells by heading."""
+    return table(list(rows[0]), [list(row.values()) for row in rows])
+
+
 def table(header: list[str], rows: list[list[str]]) -> str:
     """Return a markdown table. Columns of numbers are aligned to the right."""
     columns = list(zip(*rows, strict=True))

@@ -68,10 +68,10 @@ def sourced(name: str, header: list[str], rows: list[list[str]], module: str = "
     return f"{table(header, rows)}\n\n{source(name, module)}"
 
 
-def row_table(name: str, columns: Mapping[str, str], module: str = "") -> str:
+def row_table(name: str, columns: Mapping[str, str]) -> str:
     """Return a table of a result's rows: by heading, what `str.format` makes of a row."""
     rows = [[cell.format(**row) for cell in columns.values()] for row in read(name)["rows"]]
-    return sourced(name, list(columns), rows, module)
+    return sourced(name, list(columns), rows)
 
 
 def tau_by_rule() -> dict[tuple[str, str, float], float]:
