@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from specdec.bench.peers import GGUF, LLAMA_SERVER, PeerSetup
+from specdec.bench.peers import LLAMA_SERVER, PeerSetup
 from specdec.bench.timed_run import TimedRun, TimedSample
 from specdec.core.outputs import SpeculationStats
 
@@ -86,16 +86,7 @@ class LlamaServerPeer(CompletionPeer):
         executable = shutil.which(LLAMA_SERVER)
         assert executable is not None
         threads = str(torch.get_num_threads())
-        command = [
-            executable,
-            "--host",
-            HOST,
-            "--port",
-            str(self._port),
-            "--offline",
-            "-m",
-            str(setup.file("gguf", GGUF)),
-        ]
+        command = [executable, "--host", HOST, "--port", str(self._port), "--offline", "-m", str(setup.gguf())]
         command += ["-np", str(self._seats), "-c", str(self._seats * setup.longest), "-t", threads, "-tb", threads]
         command += _drafting(setup)
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -70,18 +70,16 @@ class PeerSetup:
             raise self.error(f"{name} is {value!r}; it must be a whole number of at least 1")
         return int(value)
 
-    def file(self, name: str, content: str) -> Path:
-        """Return a setting that names a file.
-
-        Args:
-            content: what the file is, for the message.
+    def gguf(self) -> Path:
+        """Return the target as GGUF.
 
         Raises:
             ValueError: none is named, or it is not there.
         """
-        value = self.settings.get(name)
+        value = self.settings.get("gguf")
         if value is None:
-            raise self.error(f"needs {content}; write {self.label}:{name}=FILE")
+            made = "the target as GGUF, made by llama.cpp's convert_hf_to_gguf.py"
+            raise self.error(f"needs {made}; write {self.label}:gguf=FILE")
         if not Path(value).is_file():
             raise self.error(f"{value}: no such file")
         return Path(value)
@@ -122,7 +120,6 @@ class Adapter:
 
 
 LLAMA_SERVER = "llama-server"
-GGUF = "the target as GGUF, made by llama.cpp's convert_hf_to_gguf.py"
 ADAPTERS = {
     "transformers": Adapter("specdec.bench.transformers_peer", ("batch", "tokens"), "transformers", "transformers"),
     LLAMA_SERVER: Adapter("specdec.bench.llama_server_peer", ("batch", "tokens", "gguf", "type"), None, LLAMA_SERVER),

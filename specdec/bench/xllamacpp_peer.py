@@ -8,7 +8,7 @@ import torch
 import xllamacpp
 
 from specdec.bench.llama_server_peer import HOST, NGRAM_SIZE, CompletionPeer
-from specdec.bench.peers import GGUF, PeerSetup
+from specdec.bench.peers import PeerSetup
 
 NAME = "xllamacpp"
 # Of `COMMON_SPECULATIVE_TYPE_...`, by the names of llama-server's option.
@@ -21,7 +21,7 @@ class XLlamaCppPeer(CompletionPeer):
     def __init__(self, setup: PeerSetup) -> None:
         seats, threads = setup.number("batch", 8), torch.get_num_threads()
         params = xllamacpp.CommonParams()
-        params.model.path = str(setup.file("gguf", GGUF))
+        params.model.path = str(setup.gguf())
         params.n_parallel, params.n_ctx = seats, seats * setup.longest
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
         # Its log would be written on standard error.
