@@ -23,8 +23,8 @@ from specdec.cli.inspection import Inspection
 from specdec.config import EAGLE2_SHAPE, default_shape
 from specdec.draft_heads.heads.eagle3 import Eagle3Head, Eagle3Layer
 from specdec.train_eagle.data.chat_mask import Sample
-from specdec.train_eagle.evaluation import held_out_tau
-from specdec.train_eagle.evaluation.held_out_tau import HeldOutTau
+from specdec.train_eagle.evaluation import replay
+from specdec.train_eagle.evaluation.replay import HeldOutTau
 from specdec.train_eagle.program import main as program
 from specdec.train_eagle.training import train_log
 from specdec.train_eagle.training.read_config import read_config
@@ -420,7 +420,7 @@ def test_held_out_prompts_are_answered_before_the_first_step(
     def refuse(*_: object, **__: object) -> None:
         raise ValueError("no room")
 
-    monkeypatch.setattr(held_out_tau, "LLM", refuse)
+    monkeypatch.setattr(replay, "LLM", refuse)
     run = TrainingRun(config(target, data, tmp_path, evaluate_prompts=2))
     with pytest.raises(ValueError, match="no room"):
         run.train()

@@ -24,7 +24,7 @@ from specdec.models.llama import load_llama, read_llama_config
 from specdec.models.tokenizer import vocabulary_digest
 from specdec.train_eagle.data.provenance import data_digests, named_digest, target_name
 from specdec.train_eagle.evaluation.head_evaluation import accepted_shares
-from specdec.train_eagle.evaluation.held_out_tau import HeldOutTau
+from specdec.train_eagle.evaluation.replay import HeldOutTau
 from specdec.train_eagle.passes.features import FeatureStore, OnlineFeatures
 from specdec.train_eagle.training.optimizers import optimizers_of, schedules_of
 from specdec.train_eagle.training.start_head import check_start, new_head
