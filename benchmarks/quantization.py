@@ -24,8 +24,7 @@ from torch import Tensor
 
 from benchmarks.report import finish, in_use_mib, read_prompts, write
 from specdec import LLM, SamplingParams
-from specdec.bench.interleaved import run_rounds
-from specdec.bench.timed_run import EngineContender
+from specdec.bench.timed_run import EngineContender, run_rounds
 from specdec.cache.kv_cache import KVCache
 from specdec.config import DEMO
 from specdec.core.device import DTYPES

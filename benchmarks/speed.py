@@ -15,9 +15,8 @@ from rich.table import Table
 
 from benchmarks.report import parse_shape, read_prompts, write
 from specdec import LLM, SamplingParams
-from specdec.bench.interleaved import run_rounds
 from specdec.bench.peers import PeerSetup
-from specdec.bench.timed_run import Contender, EngineContender
+from specdec.bench.timed_run import Contender, EngineContender, run_rounds
 from specdec.bench.transformers_peer import TransformersPeer
 from specdec.config import DEMO, DEMO_HEAD
 

@@ -9,11 +9,10 @@ from typing import Any, Literal
 
 from specdec.bench.environment import environment, shown_path
 from specdec.bench.figures import Figures, figures_of
-from specdec.bench.interleaved import run_rounds
 from specdec.bench.mode import PLAIN, Mode
 from specdec.bench.peers import ADAPTERS, PeerMode, PeerSetup, load_peer
 from specdec.bench.prompt_file import GivenPrompt
-from specdec.bench.timed_run import Contender, EngineContender, TimedRun
+from specdec.bench.timed_run import Contender, EngineContender, TimedRun, run_rounds
 from specdec.building.llm_settings import sharing_a_gpu
 from specdec.building.named_checkpoints import named_target
 from specdec.building.plugins import import_plugins

@@ -11,9 +11,8 @@ import pytest
 from specdec import LLM, SamplingParams
 from specdec.bench import comparison, environment, peers
 from specdec.bench.figures import Spread, figures_of
-from specdec.bench.interleaved import run_rounds
 from specdec.bench.mode import parse_modes
-from specdec.bench.timed_run import EngineContender, TimedRun, TimedSample
+from specdec.bench.timed_run import EngineContender, TimedRun, TimedSample, run_rounds
 from specdec.cli.app import main
 from specdec.config import DEMO, EngineConfig
 from specdec.core.outputs import SpeculationStats

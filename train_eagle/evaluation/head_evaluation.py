@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 
 from specdec.bench.environment import environment
-from specdec.bench.interleaved import run_rounds
-from specdec.bench.timed_run import EngineContender
+from specdec.bench.timed_run import EngineContender, run_rounds
 from specdec.building.checkpoint_checks import check_draft
 from specdec.config import EAGLE2_SHAPE, EngineConfig, default_shape
 from specdec.core.device import resolve_device
