@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from specdec.building.speculative_config import parse_speculative_config
-from specdec.cli.model_options import DRAFT_HELP, ENGINE_OWNERS, SHAPE_DEFAULTS, check_engine, engine_options
+from specdec.cli.model_options import ENGINE_OWNERS, SHAPE_DEFAULTS, Draft, Model, check_engine, engine_options
 from specdec.cli.options import Verbose, options_for, with_options
 from specdec.cli.startup import spinner
 from specdec.config import AUTO
@@ -31,27 +31,8 @@ def serve(
             "model.",
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="MODEL",
-            envvar="SPECDEC_MODEL",
-            rich_help_panel="Model",
-            help="The same, as an option; default: demo model.",
-        ),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            "--draft",
-            "-d",
-            rich_help_panel="Drafts",
-            envvar="SPECDEC_DRAFT",
-            help=DRAFT_HELP,
-        ),
-    ] = None,
+    model: Model = None,
+    draft: Draft = "",
     speculative_config: Annotated[
         str | None,
         typer.Option(
@@ -107,7 +88,7 @@ def serve(
     shape = options_for(DraftShape, options)
     settings = engine_options(options, SERVED)
     if speculative_config is not None:
-        if draft is not None:
+        if draft:
             raise ValueError("--speculative-config and --draft exclude each other; leave one out")
         named = parse_speculative_config(speculative_config, "--speculative-config")
         draft, shape = named.draft, {**named.shape, **shape}
