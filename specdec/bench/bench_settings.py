@@ -41,10 +41,8 @@ class BenchSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.output is not None:
-            object.__setattr__(self, "output", Path(self.output))
-            if self.output.suffix.lower() != ".json":
-                raise ValueError(f"output is {str(self.output)!r}; it must end with .json")
+        if self.output is not None and self.output.suffix.lower() != ".json":
+            raise ValueError(f"output is {str(self.output)!r}; it must end with .json")
 
 
 @dataclass(frozen=True)

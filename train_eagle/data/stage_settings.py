@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from specdec.config import DTYPES
 from specdec.kernels.types.settings import check_settings, setting
 
 Long = Literal["truncate", "skip"]
 HeadLayout = Literal["official", "speculators"]
-DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
