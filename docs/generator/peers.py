@@ -28,7 +28,7 @@ def _peers() -> str:
             rows.append(
                 {
                     "checkpoint": title,
-                    "mode": _mode_name(mode["mode"]),
+                    "mode": mode_name(mode["mode"]),
                     "tok/s": f"{mode['tok_per_s']['median']:.0f}",
                     "over plain": f"{mode['speedup']['median']:.2f}",
                     "tau": f"{mode['tau']:.2f}" if mode["tau"] else "",
@@ -68,12 +68,13 @@ def _engine(mode: str) -> str:
     return next((column for start, column in starts.items() if mode.startswith(start)), OURS[1])
 
 
-def _mode_name(mode: str) -> str:
+def mode_name(mode: str) -> str:
     """Return a mode of `specdec bench` without the names of files."""
     engine = _engine(mode)
     chains = ", chains of 3" if "branching=1" in mode or "tokens=3" in mode else ""
     if engine in OURS:
-        drafts = "EAGLE-3 and n-grams" if mode.endswith(",ngram") else "EAGLE-3"
+        heads = {",ngram": "EAGLE-3 and n-grams", "dspark": "DSpark"}
+        drafts = next((name for end, name in heads.items() if mode.endswith(end)), "EAGLE-3")
         return "specdec, no drafts" if mode == "plain" else f"specdec, {drafts}{chains}"
     kind = next((f", {kind}" for kind in ("bf16", "f16") if f"-{kind}" in mode), "")
     if ":ngram" in mode:
@@ -90,7 +91,7 @@ def _first_token() -> str:
     document = read("peers_wide_first")
     own = document["modes"][0]["first_ms"]["median"]
     rows = [
-        [_mode_name(mode["mode"]), f"{mode['first_ms']['median']:.0f}", f"{mode['first_ms']['median'] / own:.2f}"]
+        [mode_name(mode["mode"]), f"{mode['first_ms']['median']:.0f}", f"{mode['first_ms']['median'] / own:.2f}"]
         for mode in document["modes"]
     ]
     return f"{table(['mode', 'first token, ms', 'over specdec'], rows)}\n\n{_source(['peers_wide_first'])}"

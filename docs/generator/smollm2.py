@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
+from docs.generator.peers import mode_name
 from docs.generator.regions import table
 from docs.generator.results import read, script_source, speed_cells
 
@@ -13,16 +14,6 @@ SPEEDS = {
     "speed_batch8": "8 requests, temperature 0",
     "speed_q4_1": "Q4_1 as shipped, one request",
 }
-
-
-def _name(mode: str) -> str:
-    """Return a mode of `specdec bench` without the names of files."""
-    if mode.endswith(",ngram"):
-        return "specdec, EAGLE-3 and n-grams"
-    for kind, name in (("eagle3", "EAGLE-3"), ("dspark", "DSpark")):
-        if mode.endswith(kind):
-            return f"specdec, {name}"
-    return "specdec, no drafts"
 
 
 def _source(files: str, names: Iterable[str]) -> str:
@@ -39,7 +30,7 @@ def _tau() -> str:
         for category in found[0][0]["categories"]
     ]
     rows.append(["all", *(f"{found[t][mode]['tau']:.2f}" for mode, t in columns)])
-    names = [_name(mode["mode"]).removeprefix("specdec, ") for mode in found[0]]
+    names = [mode_name(mode["mode"]).removeprefix("specdec, ") for mode in found[0]]
     header = ["prompts", *(f"{names[mode]}, temperature {TEMPERATURES[t]}" for mode, t in columns)]
     return f"{table(header, rows)}\n\n{_source('smollm2_tau_*', [f'tau_{t}' for t in TEMPERATURES])}"
 
@@ -50,7 +41,7 @@ def _speeds() -> str:
         plain, *_ = modes = read(f"smollm2_{name}")["modes"]
         for mode in modes:
             differing = f"{mode['differing']} of {mode['prompts']}"
-            rows.append([title, _name(mode["mode"]), *speed_cells(mode, plain), differing])
+            rows.append([title, mode_name(mode["mode"]), *speed_cells(mode, plain), differing])
             title = ""
     header = ["weights", "mode", "tok/s", "over plain", "after the first token", "tau", "other tokens than plain"]
     return f"{table(header, rows)}\n\n{_source('smollm2_speed*', SPEEDS)}"
