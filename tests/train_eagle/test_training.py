@@ -433,8 +433,8 @@ def test_curves_are_drawn_while_it_runs(
 ) -> None:
     steps = []
 
-    def draw(log: Path, _: Path) -> None:
-        steps.append(json.loads(log.read_text().splitlines()[-1]))
+    def draw(records: list[dict[str, Any]], _: Path) -> None:
+        steps.append(records[-1])
 
     monkeypatch.setattr(train_log, "draw_curves", draw)
     run = TrainingRun(config(target, data, tmp_path, epochs=3, evaluate_every=1))

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ class TrainLog:
     def draw(self, at_once: bool) -> None:
         """Draw the curves so far, now and then only unless `at_once`."""
         if at_once or time.monotonic() - self._drawn > LINE_SECONDS:
-            draw_curves(self.file, self.picture)
+            draw_curves(self.records(), self.picture)
             self._drawn = time.monotonic()
 
     def _keep_until(self, done: int) -> None:
@@ -127,13 +128,8 @@ class TrainLog:
             write_whole(self.file, lambda new: new.write_text("".join(whole), encoding="utf-8"))
 
 
-def draw_curves(log: Path, picture: Path) -> None:
-    """Plot loss, accuracy per pass, and tau on held-out conversations against tokens trained on.
-
-    Args:
-        log: `log.jsonl` of a run.
-    """
-    records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+def draw_curves(records: Sequence[dict[str, Any]], picture: Path) -> None:
+    """Plot loss, accuracy per pass, and tau on held-out conversations against tokens trained on, of a run's records."""
     steps = [record for record in records if "loss" in record]
     held_out = [record for record in records if "tau" in record]
     figure, (loss, accuracy, tau) = plt.subplots(1, 3, figsize=(15, 4), layout="constrained")
