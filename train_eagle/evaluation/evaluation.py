@@ -10,6 +10,7 @@ import matplotlib
 matplotlib.use("agg")
 
 from matplotlib import pyplot as plt
+from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
@@ -97,12 +98,10 @@ class Evaluation:
             ValueError: the file is missing, or holds something else.
         """
         try:
-            values = json.loads(file.read_text(encoding="utf-8"))
-            rows = [{**row, "tree": DraftShape(**row["tree"])} for row in values["measured"]]
-            return cls(**{**values, "measured": [Measured(**row) for row in rows]})
+            return TypeAdapter(cls).validate_json(file.read_bytes())
         except OSError as error:
             raise ValueError(f"{file}: cannot be read: {error.strerror}; give an {FILE}") from None
-        except (ValueError, LookupError, TypeError):
+        except ValidationError:
             raise ValueError(f"{file}: not an evaluation; write one with specdec.train_eagle.evaluate") from None
 
     def save(self, folder: Path) -> None:
