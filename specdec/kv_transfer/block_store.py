@@ -1,15 +1,22 @@
-"""The interface of stores behind host memory, and the record in which they keep a block."""
+"""Stores behind host memory: their interface, the record in which they keep a block, and a guard while one fails."""
 
 import hashlib
 import struct
-from collections.abc import Sequence
-from typing import Protocol
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol, TypeVar
 
+from specdec.kv_transfer.notes import Notes
+
+T = TypeVar("T")
 _HEADER = struct.Struct("<8sQ16s")
 _MAGIC = b"specdkv1"
 HEADER_SIZE = _HEADER.size
 # A key that no block has, to see whether a store answers.
 NO_KEY = "specdec"
+# Seconds between questions whether a store that failed answers again.
+RETRY_AFTER = 5.0
 
 
 class StoreError(Exception):
@@ -42,6 +49,50 @@ class BlockStore(Protocol):
     def close(self) -> None:
         """Give up connections. Nothing is called afterwards."""
         ...
+
+
+class GuardedStore:
+    """One direction of a store, reading or writing, that is left alone after a failure until the store answers again.
+
+    Args:
+        notes: for failures.
+        consequence: of a failure, for its log line.
+
+    Attributes:
+        busy: held during calls of the store.
+    """
+
+    def __init__(self, store: BlockStore, notes: Notes, consequence: str) -> None:
+        self.store, self._notes, self._consequence, self.is_up = store, notes, consequence, True
+        self.busy, self._has_ended = threading.Lock(), threading.Event()
+
+    def call(self, default: T, operation: Callable[..., T], *arguments: object) -> T:
+        """Return what a store's method returns, or `default` if it fails or has failed."""
+        if not self.is_up:
+            return default
+        try:
+            with self.busy:
+                return operation(*arguments)
+        except Exception as error:
+            self.is_up = False
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            self._notes.warn(
+                f"{self.store.name}: {reason}; {self._consequence}", f"{self.store.name} {self._consequence}"
+            )
+            # By a thread of its own, so that no request ever waits for a store that is known to be gone.
+            threading.Thread(target=self._wait_for_answer, name="kv-retry", daemon=True).start()
+            return default
+
+    def end(self) -> None:
+        """Ask a store that failed no more."""
+        self._has_ended.set()
+
+    def _wait_for_answer(self) -> None:
+        while not self._has_ended.wait(RETRY_AFTER):
+            with suppress(Exception), self.busy:
+                self.store.count_held([NO_KEY])
+                self.is_up = True
+                return
 
 
 def header_of(key: str, payload: memoryview) -> bytes:

@@ -15,8 +15,6 @@ _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 # The hub's cache names a file's content by its hash.
 _HUB_BLOB = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 TARGET_PARTS = ("target",)
-# The place of a single rank, as it was before there were several.
-ONE_RANK = "tp_rank:0"
 
 
 class BlockKeys:
@@ -30,7 +28,7 @@ class BlockKeys:
             engines of different sizes hold different heads or layers in blocks of one shape.
     """
 
-    def __init__(self, target: str, head: str | None, prefix: str = "", place: str = ONE_RANK) -> None:
+    def __init__(self, target: str, head: str | None, prefix: str, place: str) -> None:
         start = f"{prefix}@" if prefix else ""
         self._target = f"{start}{target}@{place}@group:target@"
         self._head = f"{start}{target}@{place}@head:{head}@group:"

@@ -8,8 +8,7 @@ from hashlib import blake2b
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
-from specdec.kv_transfer.block_store import BlockStore
-from specdec.kv_transfer.guarded_store import GuardedStore
+from specdec.kv_transfer.block_store import BlockStore, GuardedStore
 from specdec.kv_transfer.notes import Notes
 
 if TYPE_CHECKING:
@@ -173,14 +172,21 @@ class Transfers:
     def _fetched(self, read: Read) -> list[dict[str, bytes]]:
         parts: list[dict[str, bytes]] = [{} for _ in read.blocks]
         count = 0
-        while count < len(read.blocks) and (more := self._fetch_some(read, count, count + MOST_AT_ONCE)):
-            for place in range(count, count + more):
-                parts[place][TARGET] = b""
-            count += more
-        for name in self._memory.names:
-            if name != TARGET:
-                for place in self._fetch_part(read, name, range(count)):
-                    parts[place][name] = self._digest(name, read.blocks[place])
+        for start in range(0, len(read.blocks), MOST_AT_ONCE):
+            places = range(start, min(start + MOST_AT_ONCE, len(read.blocks)))
+            came = self._fetch_part(read, TARGET, places)
+            count = next((place for place in places if place not in came), places.stop)
+            if count < places.stop:
+                break
+        for place in range(count):
+            parts[place][TARGET] = b""
+        for name in (name for name in self._memory.names if name != TARGET):
+            came = self._fetch_part(read, name, range(count))
+            for place, block in enumerate(read.blocks[:count]):
+                if place in came:
+                    parts[place][name] = self._digest(name, block)
+                else:
+                    self._memory.clear(name, block)
         return parts
 
     def _digest(self, name: str, block: int) -> bytes:
@@ -188,20 +194,8 @@ class Transfers:
             return b""
         return blake2b(self._memory.payload(name, block), digest_size=16).digest()
 
-    def _fetch_some(self, read: Read, start: int, end: int) -> int:
-        """Fetch the target's parts of blocks from `start` on; return how many came, one after another."""
-        for guard in self._readable:
-            keys = [self._key(TARGET, block_hash) for block_hash in read.hashes[start:end]]
-            count = guard.call(0, guard.store.count_held, keys)
-            payloads = [self._memory.payload(TARGET, block) for block in read.blocks[start : start + count]]
-            none: list[bool] = []
-            came = guard.call(none, guard.store.read, keys[:count], payloads) if count else none
-            if whole := next((place for place, each in enumerate(came) if not each), len(came)):
-                return whole
-        return 0
-
     def _fetch_part(self, read: Read, name: str, places: Sequence[int]) -> set[int]:
-        """Fetch a part that a block may lack; return the places where it came. Others are filled with zeros."""
+        """Fetch a part of blocks; return the places where it came. Others may hold anything."""
         missing = list(places)
         for guard in self._readable:
             tried, missing = missing, []
@@ -211,8 +205,6 @@ class Transfers:
                 payloads = [self._memory.payload(name, read.blocks[place]) for place in some]
                 came = guard.call([False] * len(some), guard.store.read, keys, payloads)
                 missing += [place for place, each in zip(some, came, strict=True) if not each]
-        for place in missing:
-            self._memory.clear(name, read.blocks[place])
         return set(places).difference(missing)
 
     def _write_all(self) -> None:

@@ -9,7 +9,7 @@ from specdec.parallel.rank_layout import RankLayout
 
 def test_the_key_of_a_single_rank_stays_as_it_is() -> None:
     """Blocks that are in stores by now would be lost otherwise."""
-    keys = BlockKeys("t", "h", "mine")
+    keys = BlockKeys("t", "h", "mine", place_of(RankLayout(1, 1), 0))
     assert keys("target", b"\x01") == "mine@t@tp_rank:0@group:target@01"
     assert keys("features", b"\x01") == "mine@t@tp_rank:0@head:h@group:features@01"
 
@@ -25,6 +25,6 @@ def test_the_key_of_a_single_rank_stays_as_it_is() -> None:
     ],
 )
 def test_a_key_names_the_ranks_place(rank: int, layout: RankLayout, place: str) -> None:
-    keys = BlockKeys("t", "h", place=place_of(layout, rank))
+    keys = BlockKeys("t", "h", "", place_of(layout, rank))
     assert keys("target", b"\x01") == f"t@{place}@group:target@01"
     assert keys("head", b"\x01") == f"t@{place}@head:h@group:head@01"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from specdec.kv_transfer import guarded_store
+from specdec.kv_transfer import block_store
 from specdec.kv_transfer.block_store import NO_KEY, StoreError
 from specdec.kv_transfer.notes import Notes
 from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Read, Result, Saved, Transfers
@@ -97,7 +97,7 @@ class World:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded_store, "RETRY_AFTER", 0.01)
+    monkeypatch.setattr(block_store, "RETRY_AFTER", 0.01)
 
 
 def fail() -> None:
@@ -114,7 +114,7 @@ def test_a_later_store_is_asked_for_what_the_first_lacks() -> None:
 
 
 def test_a_store_that_failed_is_asked_by_no_request_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded_store, "RETRY_AFTER", 3600)
+    monkeypatch.setattr(block_store, "RETRY_AFTER", 3600)
     disk, pool = Store("disk", "ab"), Store("pool", "abcd")
     world = World(disk, pool)
     pool.fault = fail
