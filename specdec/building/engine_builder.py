@@ -75,8 +75,11 @@ class EngineBuilder:
         logger.info("cache: %d tokens in %d blocks of %d, %.1f MiB", *sizes)
         check_cache(num_blocks * block_bytes, self.config)
         with self.kernels.limited_threads():
-            measures = self.config.scheduler.is_fitted
-            return self._assemble(num_blocks, measures=measures, connects=True)
+            executor = self._executor(num_blocks)
+            if executor.worker.device.type == "cuda" and self.kernels.on_device:
+                self._warm_up(executor)
+            connector = None if self.config.kv_transfer_config is None else executor.connect(block_bytes)
+            return self._engine(executor, connector, serves=True)
 
     def _check_kernels(self) -> None:
         for name in ("draft_kv_cache_dtype", "draft_window_size"):
@@ -123,23 +126,16 @@ class EngineBuilder:
     def _rehearse(self) -> int:
         """Run the largest steps on an engine that is thrown away; return the bytes of its cache."""
         rehearsal = Rehearsal(self.config, self.workers.longest, max(self.sizes.entries, self.sizes.shape.nodes))
-        rehearsal.run(self._assemble(rehearsal.num_blocks))
+        rehearsal.run(self._engine(self._executor(rehearsal.num_blocks)))
         return rehearsal.num_blocks * self.workers.block_bytes
 
-    def _assemble(self, num_blocks: int, *, measures: bool = False, connects: bool = False) -> LLMEngine:
+    def _executor(self, num_blocks: int) -> Executor:
         executor = Executor(self.workers, self._ranks)
         executor.start(num_blocks)
-        if connects and executor.worker.device.type == "cuda" and self.kernels.on_device:
-            self._warm_up(executor)
-        connects_kv = connects and self.config.kv_transfer_config is not None
-        connector = executor.connect(self.block_bytes) if connects_kv else None
-        scheduler = self._scheduler(executor, connector, measures=measures, gives_back=connects)
-        return LLMEngine(scheduler, executor, self.kernels, self.config, self._requests)
+        return executor
 
     def _warm_up(self, executor: Executor) -> None:
-        began = time.perf_counter()
-        scheduler = self._scheduler(executor, None, measures=False, gives_back=False)
-        engine = LLMEngine(scheduler, executor, self.kernels, self.config, self._requests)
+        began, engine = time.perf_counter(), self._engine(executor)
         entries = max(self.sizes.entries, self.sizes.shape.nodes)
         # A head drafts by itself; without one, requests may still bring predicted texts.
         has_model = self.sizes.positions is not None
@@ -154,24 +150,19 @@ class EngineBuilder:
         prompts = prompts[: min(limits.max_num_seqs, limits.max_num_batched_tokens // PROMPT)]
         check_first_drafts(executor, prompts, context, self.sizes.slots)
 
-    @property
-    def _kept(self) -> KeptEntries:
-        return KeptEntries.of(self.model.whole_config.layer_windows, self.sizes.reach)
-
-    def _scheduler(
-        self, executor: Executor, connector: KVConnector | None, *, measures: bool, gives_back: bool
-    ) -> Scheduler:
+    def _engine(self, executor: Executor, connector: KVConnector | None = None, *, serves: bool = False) -> LLMEngine:
+        """Return an engine around an executor: one that serves users, or one for a rehearsal or warm-up."""
         config, sizes, cache = self.config, self.sizes, executor.worker.cache
         manager = KVCacheManager(
             cache.num_blocks,
             cache.block_size,
             config.enable_prefix_caching,
             # A rehearsal's steps are not to be smaller than others.
-            self._kept if gives_back else KEEPS_ALL,
+            KeptEntries.of(self.model.whole_config.layer_windows, sizes.reach) if serves else KEEPS_ALL,
             config.scheduler.max_num_batched_tokens,
         )
         step_cost = None
-        if measures:
+        if serves and config.scheduler.is_fitted:
             # No request, nor its graphs' block tables, has more.
             positions = min(self.workers.longest, sizes.positions or sys.maxsize)
             began = time.perf_counter()
@@ -195,7 +186,7 @@ class EngineBuilder:
             reads_prompts=config.is_prefill,
             follows=follows(config, self.kernels),
         )
-        return Scheduler(
+        scheduler = Scheduler(
             manager,
             limits,
             budget,
@@ -205,3 +196,4 @@ class EngineBuilder:
             share=partial(self._ranks.share, in_step=True),
             max_choice_nodes=min(self.kernels.limits.max_nodes or MOST_NODES, self._window or MOST_NODES),
         )
+        return LLMEngine(scheduler, executor, self.kernels, config, self._requests)
