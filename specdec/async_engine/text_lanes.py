@@ -4,7 +4,6 @@ import asyncio
 import ctypes
 import sys
 from collections.abc import Callable
-from functools import cached_property
 from typing import ParamSpec, TypeVar
 
 from specdec.async_engine.client_threads import ClientThreads
@@ -24,17 +23,9 @@ class TextLanes:
     Long texts are tokenized one at a time, which bounds the memory that they take.
     """
 
-    @cached_property
-    def _short(self) -> ClientThreads:
-        return ClientThreads(_THREADS, "short texts")
-
-    @cached_property
-    def _middle(self) -> ClientThreads:
-        return ClientThreads(_THREADS, "texts")
-
-    @cached_property
-    def _long(self) -> ClientThreads:
-        return ClientThreads(1, "long texts")
+    def __init__(self) -> None:
+        self._short, self._middle = ClientThreads(_THREADS, "short texts"), ClientThreads(_THREADS, "texts")
+        self._long = ClientThreads(1, "long texts")
 
     async def run(self, client: str, size: int, work: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
         """Return the result of work in a thread of its lane. Cancelling drops work that has not begun.
