@@ -1,12 +1,12 @@
 """vLLM's speculative configuration: an object that names the draft source. Pure Python."""
 
-import json
 import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from specdec.draft_heads.drafting.chain_sources import NGRAM, SUFFIX
 from specdec.kernels.types.settings import Foreign
+from specdec.kv_transfer.kv_transfer_config import read_object
 
 logger = logging.getLogger(__name__)
 # Bounds of vLLM's n-gram matches. They are checked; here the longest match counts, whatever its length.
@@ -87,15 +87,7 @@ def parse_speculative_config(given: str | Mapping[str, Any], option: str) -> Spe
     Raises:
         ValueError: no JSON object, an unknown key, or a value that this engine does not support.
     """
-    config: Any = given
-    if isinstance(given, str):
-        try:
-            config = json.loads(given)
-        except ValueError as error:
-            raise ValueError(f"{option} is {given!r}; it must be a JSON object: {error}") from None
-    if not isinstance(config, Mapping):
-        raise ValueError(f"{option} is {given!r}; it must be a JSON object")
-    config = {key: value for key, value in config.items() if value is not None}
+    config = {key: value for key, value in read_object(given, option).items() if value is not None}
     for key, value in config.items():
         if key in FOREIGN:
             FOREIGN[key].check(f"{option}.{key}", value)

@@ -54,8 +54,8 @@ FOREIGN_CALL = {
 }
 # A search shows no bar, and takes as many prompts at once as have seats.
 FOREIGN_SEARCH = {
-    "use_tqdm": Foreign("", None),
-    "concurrency_limit": Foreign("", None),
+    "use_tqdm": _NO_EFFECT,
+    "concurrency_limit": _NO_EFFECT,
 }
 
 
