@@ -85,16 +85,14 @@ class LLMSettings(TypedDict, total=False):
     max_text_characters: int
 
 
-def engine_config(model: Path, draft: Path | None, settings: dict[str, Any]) -> EngineConfig:
-    """Sort keywords of `LLM` into an `EngineConfig`.
+def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
+    """Sort keywords of `LLM` into an `EngineConfig`, whose model and drafts are open.
 
     Raises:
         ValueError: an unknown keyword, or a value outside its range.
     """
-    scheduler = SchedulerConfig(**_fields_of(SchedulerConfig, settings))
-    limits = RequestLimits(**_fields_of(RequestLimits, settings))
-    own = {*_fields_of(SchedulerConfig, settings), *_fields_of(RequestLimits, settings)}
-    others = {name: value for name, value in settings.items() if name not in own}
+    scheduler, limits = _fields_of(SchedulerConfig, settings), _fields_of(RequestLimits, settings)
+    others = {name: value for name, value in settings.items() if name not in scheduler | limits}
     for name, example in {"scheduler": "max_num_seqs", "limits": "max_bad_words"}.items():
         if name in others:
             raise ValueError(f"{name} is no keyword; give its settings, such as {example}")
@@ -120,7 +118,7 @@ def engine_config(model: Path, draft: Path | None, settings: dict[str, Any]) -> 
         others["kv_cache_memory"] = size_in_bytes("kv_cache_memory", others["kv_cache_memory"])
     if others.get("kv_transfer_config") is not None:
         others["kv_transfer_config"] = parse_kv_transfer_config(others["kv_transfer_config"])
-    return EngineConfig(model, draft, scheduler=scheduler, limits=limits, **others)
+    return EngineConfig(scheduler=SchedulerConfig(**scheduler), limits=RequestLimits(**limits), **others)
 
 
 def sharing_a_gpu(settings: Mapping[str, Any], number: int, count: int) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
     shape = given.pop("shape", None)
     if not isinstance(shape, DraftShape | Mapping | None):
         raise ValueError(f"shape is {shape!r}; it must be a DraftShape, some of its fields, or None")
-    config = engine_config(DEMO / "target", None, given)
+    config = engine_config(given)
     import_plugins(config.plugins)
     RULES.named(config.verify, "verify")
     device = resolve_device(config.device)

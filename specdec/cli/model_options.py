@@ -9,7 +9,7 @@ import typer
 
 from specdec.building.llm_settings import engine_config, sharing_a_gpu
 from specdec.cli.options import options_for
-from specdec.config import DEMO, EngineConfig, default_shape
+from specdec.config import EngineConfig, default_shape
 from specdec.core.garbage import no_collections
 from specdec.core.request_limits import RequestLimits
 from specdec.core.sampling_params import SamplingParams
@@ -84,7 +84,7 @@ def check_engine(shape: Mapping[str, Any], settings: dict[str, Any]) -> None:
         ValueError: a value outside its range.
     """
     replace(default_shape("cpu"), **shape)
-    engine_config(DEMO, None, settings)
+    engine_config(settings)
 
 
 @dataclass(frozen=True)

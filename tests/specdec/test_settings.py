@@ -95,12 +95,12 @@ def test_an_options_help_names_the_fields_default() -> None:
 
 
 def test_keywords_are_sorted_into_their_dataclasses() -> None:
-    config = engine_config(Path("a"), None, {"max_num_seqs": np.int64(3), "block_size": 32})
+    config = engine_config({"max_num_seqs": np.int64(3), "block_size": 32})
     assert (config.scheduler.max_num_seqs, config.block_size) == (3, 32)
     assert type(config.scheduler.max_num_seqs) is int
     for name in ("max_seqs", "scheduler", "limits", "model"):
         with pytest.raises(ValueError, match=name):
-            engine_config(Path("a"), None, {name: 3})
+            engine_config({name: 3})
 
 
 @dataclass(frozen=True)
@@ -157,4 +157,4 @@ def test_numbers_of_numpy_become_pythons() -> None:
 )
 def test_a_bad_setting_is_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        engine_config(Path("a"), None, settings)
+        engine_config(settings)

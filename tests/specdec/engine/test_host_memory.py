@@ -10,7 +10,7 @@ from specdec import LLM
 from specdec.building import host_memory
 from specdec.building.host_memory import available_memory, check_memory
 from specdec.building.llm_settings import engine_config
-from specdec.config import DEMO, EngineConfig
+from specdec.config import EngineConfig
 from specdec.kv_transfer.kv_transfer_config import KVTransferConfig
 
 GIB = 1 << 30
@@ -147,13 +147,13 @@ def test_a_cache_that_does_not_fit_beside_the_weights_is_refused(monkeypatch: py
     ],
 )
 def test_sizes_have_units(size: str | int, num_bytes: int) -> None:
-    assert engine_config(DEMO, None, {"kv_cache_memory": size}).kv_cache_memory == num_bytes
+    assert engine_config({"kv_cache_memory": size}).kv_cache_memory == num_bytes
 
 
 @pytest.mark.parametrize("size", ["", "GiB", "4 gigs", "-4GiB", "1.5", "4e9", "9" * 30])
 def test_other_sizes_are_refused(size: str) -> None:
     with pytest.raises(ValueError, match=f"kv_cache_memory is '{size}'; it must be a number of bytes, or a size such"):
-        engine_config(DEMO, None, {"kv_cache_memory": size})
+        engine_config({"kv_cache_memory": size})
 
 
 def meminfo(root: Path, kibibytes: int) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from specdec.building.llm_settings import engine_config
-from specdec.config import EngineConfig
 from specdec.kv_transfer.kv_transfer_config import parse_kv_transfer_config
 from specdec.kv_transfer.tier_settings import MooncakeSettings, Tiers, tiers_of
 
@@ -120,8 +119,8 @@ def test_each_rank_has_a_port_of_its_own() -> None:
 
 
 def test_an_engine_checks_it_before_it_loads_anything() -> None:
-    model, connector = EngineConfig().model, {"kv_connector": "OffloadingConnector"}
+    connector = {"kv_connector": "OffloadingConnector"}
     with pytest.raises(ValueError, match="leave enable_prefix_caching on"):
-        engine_config(model, None, {"kv_transfer_config": connector, "enable_prefix_caching": False})
+        engine_config({"kv_transfer_config": connector, "enable_prefix_caching": False})
     with pytest.raises(ValueError, match="kv_connector 'x'"):
-        engine_config(model, None, {"kv_transfer_config": {"kv_connector": "x"}})
+        engine_config({"kv_transfer_config": {"kv_connector": "x"}})
