@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from specdec.programs.backend import Generated, Selected
 from specdec.programs.choice_methods import greedy_token_selection, token_length_normalized, total_logprob
-from specdec.programs.endpoint import Endpoint
+from specdec.programs.endpoint import Endpoint, EndpointError
 from specdec.programs.expressions import Expression, assistant, gen, role, select, system, user
-from specdec.programs.json_client import EndpointError
 from specdec.programs.program import Program, function
 from specdec.programs.state import ProgramState, ProgramStateGroup
 
