@@ -23,10 +23,10 @@ from specdec.core.request import RequestGroup
 from specdec.engine.engine import LLMEngine
 from specdec.engine.request_maker import RequestMaker
 from specdec.models.llama import read_llama_config
-from specdec.parallel.launched_ranks import met_rank
 from specdec.parallel.other_ranks import meet
 from specdec.parallel.rank_group import LOOPBACK, file_store
 from specdec.parallel.ranks import REFUSALS, OtherRank
+from specdec.parallel.started_ranks import met_rank
 
 # New groups of requests after which those that have ended are dropped.
 _MOST_ENDED = 64

@@ -9,11 +9,10 @@ from specdec.building.rank_loader import layout_of
 from specdec.config import EngineConfig
 from specdec.core.launch import Launch, current_launch
 from specdec.parallel.first_rank import COLLECTIVE_TIMEOUT, FirstRank
-from specdec.parallel.launched_ranks import launched_ranks
 from specdec.parallel.other_ranks import OtherRanks
 from specdec.parallel.ranks import Ranks
 from specdec.parallel.ray_ranks import ray_ranks
-from specdec.parallel.started_ranks import started_ranks
+from specdec.parallel.started_ranks import launched_ranks, started_ranks
 
 
 @contextmanager

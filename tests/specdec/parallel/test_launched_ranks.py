@@ -12,12 +12,12 @@ import pytest
 
 from specdec import LLM, SamplingParams
 from specdec.core.launch import Launch, current_launch
-from specdec.parallel import launched_ranks as module
 from specdec.parallel import other_ranks
-from specdec.parallel.launched_ranks import launched_ranks, met_rank
+from specdec.parallel import started_ranks as module
 from specdec.parallel.other_ranks import OtherRanks
 from specdec.parallel.rank_group import Store, file_store
 from specdec.parallel.ranks import RankDeadError
+from specdec.parallel.started_ranks import launched_ranks, met_rank
 from tests.specdec.world import World
 
 pytestmark = pytest.mark.slow
