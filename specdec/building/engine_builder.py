@@ -7,8 +7,7 @@ from functools import partial
 
 from specdec.building.draft_check import PROMPT, check_first_drafts
 from specdec.building.host_memory import check_cache
-from specdec.building.kernel_warmup import run_warmup, warmup_kinds
-from specdec.building.memory_profile import Rehearsal, cache_bytes, small_cache
+from specdec.building.rehearsal import Rehearsal, cache_bytes, run_warmup, small_cache, warmup_kinds
 from specdec.building.tap_probe import questions
 from specdec.building.worker_builder import WorkerBuilder, follows, passes_ahead
 from specdec.cache.kept_entries import KEEPS_ALL, KeptEntries

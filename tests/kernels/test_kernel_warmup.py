@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from specdec import LLM, DraftShape, SamplingParams
-from specdec.building.kernel_warmup import warmup_kinds
+from specdec.building.rehearsal import warmup_kinds
 from tests.fakes import save_random_eagle3, save_random_llama
 from tests.profiles import by_day
 from tests.simulated_gpu import simulated_gpu

@@ -9,7 +9,7 @@ import torch
 
 from specdec import LLM, DraftShape
 from specdec.building.llm_settings import sharing_a_gpu
-from specdec.building.memory_profile import CPU_CACHE_BYTES, Rehearsal, cache_bytes, small_cache
+from specdec.building.rehearsal import CPU_CACHE_BYTES, Rehearsal, cache_bytes, small_cache
 from specdec.cache.kv_cache import entry_bytes
 from specdec.config import EngineConfig
 from specdec.scheduling.scheduler_config import SchedulerConfig
@@ -103,7 +103,7 @@ def test_what_gave_too_little_for_one_block_is_named(settings: dict[str, Any], m
 
 
 def test_a_cache_by_default_that_holds_no_block_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.building.memory_profile.CPU_CACHE_BYTES", 10)
+    monkeypatch.setattr("specdec.building.rehearsal.CPU_CACHE_BYTES", 10)
     with pytest.raises(ValueError, match="the cache's default of 10 bytes is less than one block"):
         LLM(world.folder / "target", None)
 
