@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from specdec.programs.backend import Backend, Generated, Selected, closed_error
 from specdec.programs.expressions import Gen, Operation, RoleBegin, RoleEnd, Select
 from specdec.programs.text_stream import TextPieces
 from specdec.programs.transcript import Transcript
+
+T = TypeVar("T")
 
 
 class Variable(NamedTuple):
@@ -72,7 +74,7 @@ class Run:
         self._tails[new] = None
         return new
 
-    def result(self, future: "Future[Any]") -> Any:
+    def result(self, future: "Future[T]") -> T:
         """Wait for a variable or a transcript.
 
         Raises:
@@ -125,32 +127,23 @@ class Run:
                 if isinstance(operation, str):
                     stream.add(None, operation)
                 continue
-            on_text = partial(stream.add, operation.name)
-            if isinstance(operation, Gen):
-                transcript, variable = await self._generate(transcript, operation, on_text)
-            else:
-                transcript, variable = await self._select(transcript, operation, on_text)
+            transcript.check_output()
+            variable = await self._output(transcript, operation, partial(stream.add, operation.name))
+            transcript = transcript.with_output(variable.text)
             # The run may have been cancelled meanwhile.
             with suppress(InvalidStateError):
                 next(left).set_result(variable)
             stream.notify()
         return transcript
 
-    async def _generate(
-        self, transcript: Transcript, asked: Gen, on_text: Callable[[str], None]
-    ) -> tuple[Transcript, Variable]:
-        transcript.check_output()
-        found = await self.backend.generate(transcript, asked, self.defaults, on_text)
-        return transcript.with_output(found.text), Variable(found.text, found)
-
-    async def _select(
-        self, transcript: Transcript, asked: Select, on_text: Callable[[str], None]
-    ) -> tuple[Transcript, Variable]:
-        transcript.check_output()
+    async def _output(self, transcript: Transcript, asked: Gen | Select, on_text: Callable[[str], None]) -> Variable:
+        if isinstance(asked, Gen):
+            found = await self.backend.generate(transcript, asked, self.defaults, on_text)
+            return Variable(found.text, found)
         scores = await self.backend.score(transcript, asked.choices)
         text = asked.choices[asked.method(scores)]
         on_text(text)
-        return transcript.with_output(text), Variable(text, Selected(text, scores))
+        return Variable(text, Selected(text, scores))
 
 
 def _with_constant(transcript: Transcript, operation: str | RoleBegin | RoleEnd) -> Transcript:

@@ -76,8 +76,7 @@ class ProgramState:
         own = self._variables[name]
         if isinstance(own, list):
             return [self._run.result(one) for one in own]
-        found: Variable = self._run.result(own)
-        return found
+        return self._run.result(own)
 
     def text(self) -> str:
         """Wait for all that was appended, and return the text; of a conversation, a line with its role per message."""
@@ -93,8 +92,7 @@ class ProgramState:
         self._transcript()
 
     def _transcript(self) -> Transcript:
-        found: Transcript = self._run.result(self._tail)
-        return found
+        return self._run.result(self._tail)
 
     def text_iter(self, name: str | None = None) -> Iterator[str]:
         """Yield the text in parts as it grows: all that this branch appends, or that of one variable.
