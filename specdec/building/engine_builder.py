@@ -74,7 +74,7 @@ class EngineBuilder:
         logger.info("cache: %d tokens in %d blocks of %d, %.1f MiB", *sizes)
         check_cache(num_blocks * block_bytes, self.config)
         with self.kernels.limited_threads():
-            executor = self._executor(num_blocks)
+            executor = Executor(self.workers, self._ranks, num_blocks)
             if executor.worker.device.type == "cuda" and self.kernels.on_device:
                 self._warm_up(executor)
             connector = None if self.config.kv_transfer_config is None else executor.connect(block_bytes)
@@ -125,13 +125,8 @@ class EngineBuilder:
     def _rehearse(self) -> int:
         """Run the largest steps on an engine that is thrown away; return the bytes of its cache."""
         rehearsal = Rehearsal(self.config, self.workers.longest, max(self.sizes.entries, self.sizes.shape.nodes))
-        rehearsal.run(self._engine(self._executor(rehearsal.num_blocks)))
+        rehearsal.run(self._engine(Executor(self.workers, self._ranks, rehearsal.num_blocks)))
         return rehearsal.num_blocks * self.workers.block_bytes
-
-    def _executor(self, num_blocks: int) -> Executor:
-        executor = Executor(self.workers, self._ranks)
-        executor.start(num_blocks)
-        return executor
 
     def _warm_up(self, executor: Executor) -> None:
         began, engine = time.perf_counter(), self._engine(executor)

@@ -66,23 +66,19 @@ class Executor:
     Args:
         workers: makes the worker.
         ranks: this rank among all.
+        num_blocks: blocks of the cache.
 
     Attributes:
-        worker: exists once `start` returns.
+        worker: made at once, by all ranks at the same time.
     """
 
-    worker: Worker
-
-    def __init__(self, workers: WorkerMaker, ranks: Ranks) -> None:
+    def __init__(self, workers: WorkerMaker, ranks: Ranks, num_blocks: int) -> None:
         self._workers, self.ranks = workers, ranks
         # The draft model is in the last pipeline stage alone.
         self._drafts = ranks.layout.in_last_stage(ranks.rank)
-
-    def start(self, num_blocks: int) -> None:
-        """Make the worker, with this many blocks of the cache."""
-        with self.ranks.together():
-            self.worker = self._workers.build(num_blocks)
-        self.ranks.share(None)
+        with ranks.together():
+            self.worker = workers.build(num_blocks)
+        ranks.share(None)
 
     def step(self, order: StepOrder) -> None:
         """Run a step up to the launch of its forward pass, without waiting for a device."""
