@@ -1,6 +1,6 @@
 """Identity of an engine's blocks: what must be equal for another engine, or a later one, to use them."""
 
-from specdec.building.rank_loader import layout_of
+from specdec.building.ranks import layout_of
 from specdec.cache.kv_cache import KVCache
 from specdec.config import EngineConfig
 from specdec.draft_heads.heads.draft_head import CachedHead

@@ -11,12 +11,17 @@ from specdec.building.draft_corpus import draft_store
 from specdec.building.draft_loader import load_drafts
 from specdec.building.engine_builder import EngineBuilder
 from specdec.building.plugins import import_plugins
-from specdec.building.rank_loader import kernels_of, load_target, rank_config
+from specdec.building.ranks import rank_config
 from specdec.config import EngineConfig
-from specdec.core.device import on_device
+from specdec.core.device import DTYPES, on_device
 from specdec.engine.engine import LLMEngine
 from specdec.engine.request_maker import RequestMaker
+from specdec.kernels.kernel_set import KernelSet, choose_kernels
+from specdec.models.adapter_layout import attach_adapters
 from specdec.models.hub import shown_path
+from specdec.models.llama import LlamaModel, load_llama
+from specdec.models.sharded_llama import load_shard
+from specdec.parallel.rank_layout import RankGroups
 from specdec.parallel.ranks import Ranks
 from specdec.verify.verifier import RULES
 
@@ -40,7 +45,7 @@ def build_engine(config: EngineConfig, ranks: Ranks, requests: RequestMaker) -> 
         logger.warning("verify %s: outputs may differ from the target's own, whatever seed they have", config.verify)
     device = torch.device(config.device)
     with on_device(device):
-        kernels = kernels_of(config)
+        kernels = choose_kernels(config.kernels, device, DTYPES[config.dtype], config.threads, config.quantization)
         _check_kernels(ranks, kernels.name)
         if config.quantization == "q8":
             logger.warning("quantization q8: 8-bit weights: the model's outputs change")
@@ -61,6 +66,23 @@ def build_engine(config: EngineConfig, ranks: Ranks, requests: RequestMaker) -> 
         requests.seeds.setstate(ranks.decide(requests.seeds.getstate))
         with _told_compilation(kernels.name, device):
             return EngineBuilder(config, model, drafts, kernels, ranks, requests).build()
+
+
+def load_target(config: EngineConfig, kernels: KernelSet, groups: RankGroups | None) -> LlamaModel:
+    """Load the target, or this rank's part of it, with a bank for adapters if it is to have any.
+
+    Raises:
+        CheckpointError: see `load_llama`.
+        ValueError: the model cannot be split over the ranks.
+    """
+    where = DTYPES[config.dtype], torch.device(config.device)
+    if groups is None:
+        model = load_llama(config.model, *where, kernels)
+    else:
+        model = load_shard(config.model, *where, kernels, groups)
+    if config.enable_lora:
+        attach_adapters(model, kernels, config.max_loras, config.max_lora_rank)
+    return model
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from specdec.building.rank_loader import layout_of
+from specdec.building.ranks import layout_of
 from specdec.config import EngineConfig
 from specdec.core.launch import current_launch
 from specdec.kernels.types.text_store import BYTES_PER_TOKEN

@@ -16,7 +16,7 @@ from contextlib import nullcontext, suppress
 from typing import NoReturn
 
 from specdec.building.build import build_engine
-from specdec.building.rank_loader import layout_of
+from specdec.building.ranks import layout_of
 from specdec.core.commands import Close, LoadAdapter, RunStep, UpdateDraft
 from specdec.core.launch import Launch
 from specdec.core.request import RequestGroup

@@ -1,18 +1,48 @@
-"""The ranks of an engine while it is built: this process alone, or the first of several."""
+"""The ranks of an engine while it is built: this process alone, or the first of several; and the settings of each."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
-from specdec.building.rank_loader import layout_of
 from specdec.config import EngineConfig
 from specdec.core.launch import Launch, current_launch
 from specdec.parallel.first_rank import COLLECTIVE_TIMEOUT, FirstRank
 from specdec.parallel.other_ranks import OtherRanks
+from specdec.parallel.rank_layout import RankLayout
 from specdec.parallel.ranks import Ranks
 from specdec.parallel.ray_ranks import ray_ranks
 from specdec.parallel.started_ranks import launched_ranks, started_ranks
+
+
+def layout_of(config: EngineConfig) -> RankLayout:
+    """Return which part of the model each rank holds."""
+    return RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size)
+
+
+def rank_config(config: EngineConfig, rank: int) -> EngineConfig:
+    """Return one rank's settings: its own device, and its share of the machine's threads.
+
+    Raises:
+        ValueError: fewer GPUs than ranks.
+    """
+    size = layout_of(config).size
+    if size == 1:
+        return config
+    launch = current_launch()
+    if launch is not None:
+        rank, size = launch.local_rank, launch.local_size
+    elif config.distributed_executor_backend == "ray":
+        # Ray shows each actor its own GPU alone, and sets its number of threads.
+        rank, size = 0, 1
+    if config.device.startswith("cuda") and torch.cuda.device_count() < size:
+        sizes = f"tensor_parallel_size is {config.tensor_parallel_size}"
+        if config.pipeline_parallel_size > 1:
+            sizes += f" and pipeline_parallel_size {config.pipeline_parallel_size}"
+        raise ValueError(f"{sizes}; this machine has {torch.cuda.device_count()} GPUs")
+    device = f"cuda:{rank}" if config.device.startswith("cuda") else config.device
+    return replace(config, device=device, threads=config.threads or max(1, torch.get_num_threads() // size))
 
 
 @contextmanager

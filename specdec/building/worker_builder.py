@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdec.building.block_identity import block_keys
 from specdec.building.draft_loader import load_replacement
-from specdec.building.rank_loader import layout_of
+from specdec.building.ranks import layout_of
 from specdec.cache.kv_cache import KVCache, KVDtypes, entry_bytes
 from specdec.config import EngineConfig
 from specdec.core.device import DTYPES
