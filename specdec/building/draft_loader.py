@@ -10,7 +10,6 @@ from torch import nn
 from specdec.building.tap_probe import settle_taps
 from specdec.config import EngineConfig
 from specdec.core.device import DTYPES
-from specdec.draft_heads.formats.head_kind import LoadedHead
 from specdec.draft_heads.formats.head_kinds import load_head
 from specdec.draft_heads.heads.draft_head import DraftModel, HeadForm, first_difference
 from specdec.draft_heads.llama.linear import give_up
@@ -41,10 +40,17 @@ def load_drafts(config: EngineConfig, target: LlamaModel, kernels: KernelSet) ->
 
 
 def _load(config: EngineConfig, folder: Path, target: LlamaModel, kernels: KernelSet) -> DraftModel:
+    given, is_split = (kernels, config.draft_window_size), config.draft_tensor_parallel_size > 1
     if holds_llama(folder):
-        draft_model = _load_llama(config, folder, target, kernels)
+        where = DTYPES[config.dtype], torch.device(config.device)
+        if is_split:
+            draft_model = load_split_llama(folder, sharded(target), *where, *given)
+        else:
+            draft_model = draft_of(load_llama(folder, *where, *given), folder, config.model, target.config)
     else:
-        loaded = _load_head(config, folder, target, kernels)
+        loaded = (
+            load_split_head(folder, sharded(target), *given) if is_split else load_head(folder, target.parts, *given)
+        )
         name, described = shown_path(folder), loaded.description
         logger.info("%s: %s in the layout of %s", name, described.label, described.settings.layout)
         for assumption in described.assumptions:
@@ -60,19 +66,6 @@ def _load(config: EngineConfig, folder: Path, target: LlamaModel, kernels: Kerne
         return draft_model
     adapters = attach_draft_adapters(draft_model.head, kernels, config.max_loras, config.max_lora_rank)
     return draft_model._replace(adapters=adapters)
-
-
-def _load_head(config: EngineConfig, folder: Path, target: LlamaModel, kernels: KernelSet) -> LoadedHead:
-    if config.draft_tensor_parallel_size == 1:
-        return load_head(folder, target.parts, kernels, config.draft_window_size)
-    return load_split_head(folder, sharded(target), kernels, config.draft_window_size)
-
-
-def _load_llama(config: EngineConfig, folder: Path, target: LlamaModel, kernels: KernelSet) -> DraftModel:
-    given = (DTYPES[config.dtype], torch.device(config.device), kernels, config.draft_window_size)
-    if config.draft_tensor_parallel_size == 1:
-        return draft_of(load_llama(folder, *given), folder, config.model, target.config)
-    return load_split_llama(folder, sharded(target), *given)
 
 
 def load_replacement(

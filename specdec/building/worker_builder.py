@@ -116,9 +116,9 @@ class WorkerBuilder:
         model: LlamaModel,
         draft: DraftModel | None,
         kernels: KernelSet,
-        ranks: Ranks | None = None,
+        ranks: Ranks,
     ) -> None:
-        self._ranks = ranks or Ranks()
+        self._ranks = ranks
         self.config, self.model, self.draft, self.kernels = config, model, draft, kernels
         self.proposal = Proposal.DRAWN if RULES[config.verify].draws else Proposal.COUPLED
         self.device, self.dtype = torch.device(config.device), DTYPES[config.dtype]
@@ -229,7 +229,12 @@ class WorkerBuilder:
     def _worker(self, runner: ModelRunner) -> Worker:
         if not self._ranks.layout.in_last_stage(self._ranks.rank):
             return StageWorker(runner, self._verifier(), self._ranks)
-        drafter = self._drafter(runner.cache)
+        drafter: Drafter = NoDrafter()
+        if self.draft is not None:
+            kv = runner.cache.draft
+            assert kv is not None
+            sizes = self.config.block_size, self.dtype, self.sizes.shape
+            drafter = drafter_of(self.draft, kv, runner.cache.features, *sizes, self.proposal, self.kernels)
         self._capture_graphs(runner, drafter)
         return Worker(runner, drafter, self._verifier(), self._graphs)
 
@@ -252,22 +257,6 @@ class WorkerBuilder:
     def _verifier(self) -> Verifier:
         verifier = RULES[self.config.verify].make(self.kernels)
         return verifier if self.model.shard is None else SplitVerifier(verifier, sharded(self.model), self.kernels)
-
-    def _drafter(self, cache: KVCache) -> Drafter:
-        config = self.config
-        if self.draft is None:
-            return NoDrafter()
-        assert cache.draft is not None
-        return drafter_of(
-            self.draft,
-            cache.draft,
-            cache.features,
-            config.block_size,
-            self.dtype,
-            self.sizes.shape,
-            self.proposal,
-            self.kernels,
-        )
 
     def _capture_graphs(self, runner: ModelRunner, drafter: Drafter) -> None:
         """Capture passes and drafting where CUDA graphs are used; passes that are captured already stay."""
