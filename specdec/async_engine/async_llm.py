@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self, Unpack
 
 from specdec.async_engine.connection import EngineConnection
@@ -147,9 +146,7 @@ class AsyncLLM:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def generate(

@@ -199,32 +199,28 @@ class CompileLanes:
 
 
 class _CompileProcess:
-    """A running `specdec.async_engine.compile_process`."""
+    """A running `specdec.async_engine.compile_process`, which is `popen`."""
 
     def __init__(self, setup: CompileSetup) -> None:
         self.control, other = socket.socketpair()
         with other:
             number = other.fileno()
-            self._popen = start_module("specdec.async_engine.compile_process", str(number), pass_fds=[number])
+            self.popen = start_module("specdec.async_engine.compile_process", str(number), pass_fds=[number])
         with send_end(self.control) as connection, suppress(BrokenPipeError):
             connection.send(setup)
 
     @property
-    def pid(self) -> int:
-        return self._popen.pid
-
-    @property
     def is_running(self) -> bool:
-        return self._popen.poll() is None
+        return self.popen.poll() is None
 
     def wait(self) -> None:
         """Wait until a process whose files are closed can be seen to have ended."""
         with suppress(subprocess.TimeoutExpired):
-            self._popen.wait(_ENDING)
+            self.popen.wait(_ENDING)
 
     def close(self) -> None:
         """End the process, and those of running compilations with it."""
         self.control.close()
         with suppress(ProcessLookupError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
-        self._popen.wait()
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()

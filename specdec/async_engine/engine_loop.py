@@ -152,7 +152,11 @@ class EngineLoop:
                 case Stop():
                     self._stop(command)
                 case _:
-                    self._reply(number, self._with_own_requests(self._engine.handle(command)))
+                    reply = self._engine.handle(command)
+                    if isinstance(reply, Integrity):
+                        # In use are also those whose end is not sent, and those whose grammars are being compiled.
+                        reply.requests = len(self._outboxes) + len(self._compiling)
+                    self._reply(number, reply)
         except Exception as error:
             self._refuse(number, error)
 
@@ -164,12 +168,6 @@ class EngineLoop:
         if refused.kind == "failed":
             logger.error("a command failed", exc_info=error)
         self._reply(number, refused)
-
-    def _with_own_requests(self, reply: EngineReply) -> EngineReply:
-        """Count the requests whose end is not sent, and those whose grammars are being compiled, as in use."""
-        if isinstance(reply, Integrity):
-            reply.requests = len(self._outboxes) + len(self._compiling)
-        return reply
 
     def _compile(self, number: int, add: Add) -> bool:
         """Have the grammar of a request compiled; return False if it has none, or one that is known."""

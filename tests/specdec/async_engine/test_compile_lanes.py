@@ -90,7 +90,7 @@ def wait_for_end(pid: int) -> None:
 def compile_process(peer: Peer) -> int:
     assert peer.loop._lanes is not None
     assert peer.loop._lanes._process is not None
-    return peer.loop._lanes._process.pid
+    return peer.loop._lanes._process.popen.pid
 
 
 def tokens(peer: Peer, number: int) -> list[int]:
@@ -216,7 +216,7 @@ def test_a_process_that_is_ending_is_replaced(peer: Peer, monkeypatch: pytest.Mo
     peer.ended(1)
     assert peer.loop._lanes is not None
     assert peer.loop._lanes._process is not None
-    popen = peer.loop._lanes._process._popen
+    popen = peer.loop._lanes._process.popen
     # Until somebody waits for it.
     monkeypatch.setattr(popen, "poll", lambda: popen.returncode)
     os.kill(popen.pid, signal.SIGKILL)
