@@ -5,21 +5,18 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from http.client import HTTPException
 from typing import Any, Self
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from specdec.core.choices import ChoiceScore
-from specdec.core.sampling_params import SamplingParams, Speculation
-from specdec.core.structured_outputs import StructuredOutputsParams
+from specdec.core.sampling_params import SamplingParams
 from specdec.programs.backend import Generated, LoopThread
 from specdec.programs.expressions import DEFAULT_MAX_TOKENS, Gen
 from specdec.programs.transcript import Transcript
 
-# Parameters that are objects with fields of their own.
-_NESTED = (StructuredOutputsParams, Speculation)
 # Characters of an answer that an error shows.
 _MOST_SHOWN = 300
 
@@ -203,8 +200,8 @@ def _prompt(transcript: Transcript) -> dict[str, Any]:
 
 def _fields(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return sampling parameters as fields of a request, which have their names."""
-    return {name: _plain(value) if isinstance(value, _NESTED) else value for name, value in given.items()}
+    return {name: _given(value) if is_dataclass(value) else value for name, value in given.items()}
 
 
-def _plain(value: StructuredOutputsParams | Speculation) -> dict[str, Any]:
+def _given(value: Any) -> dict[str, Any]:
     return {field: one for field, one in asdict(value).items() if one is not None}
