@@ -39,7 +39,6 @@ def block_keys(
     own = {
         **common,
         "kv": str(cache.draft.dtype),
-        "quantization": config.quantization,
         "head": checkpoint_identity(config.draft),
         "taps": head.taps,
         "windows": head.windows,

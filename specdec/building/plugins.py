@@ -5,6 +5,8 @@ import logging
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 
+from specdec.core.commands import one_line
+
 logger = logging.getLogger(__name__)
 # Names under which installed packages offer modules.
 GROUP = "specdec.plugins"
@@ -25,6 +27,5 @@ def import_plugins(names: Sequence[str]) -> None:
         try:
             importlib.import_module(module)
         except Exception as error:
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
-            raise ValueError(f"plugin {name!r} cannot be imported: {reason}") from error
+            raise ValueError(f"plugin {name!r} cannot be imported: {one_line(error)}") from error
         logger.info("plugin %s", name)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
+from specdec.core.commands import one_line
 from specdec.kv_transfer.notes import Notes
 
 T = TypeVar("T")
@@ -75,7 +76,7 @@ class GuardedStore:
                 return operation(*arguments)
         except Exception as error:
             self.is_up = False
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            reason = one_line(error)
             self._notes.warn(
                 f"{self.store.name}: {reason}; {self._consequence}", f"{self.store.name} {self._consequence}"
             )

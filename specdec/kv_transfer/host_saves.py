@@ -87,11 +87,6 @@ class HostSaves:
             self._loaded.clear()
 
     @property
-    def is_writing(self) -> bool:
-        """Return whether blocks wait for stores."""
-        return bool(self._writing)
-
-    @property
     def writing(self) -> set[int]:
         """Return the blocks of host memory that wait for stores."""
         return set(self._writing)

@@ -151,9 +151,9 @@ class HostTier:
 
     def is_sending(self, request: Request) -> bool:
         """Return whether blocks of a request wait for stores, for as long after its last token as a search may last."""
-        if not self.saves.is_writing or time.monotonic() - request.times.last_token >= self._timeout:
-            return False
         writing = self.saves.writing
+        if not writing or time.monotonic() - request.times.last_token >= self._timeout:
+            return False
         return any(self.pool.find(block_hash) in writing for block_hash in request.block_hashes)
 
     def holders(self) -> Iterator[list[int]]:
