@@ -10,12 +10,10 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Generic, TypeVar
 
 from specdec.async_engine.client_threads import ClientThreads
 from specdec.async_engine.compile_messages import CompileSetup, Refusal, send_end
@@ -24,6 +22,7 @@ from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.kernels.types.settings import ParameterError
 from specdec.models.grammar_compiler import GrammarCompiler
 from specdec.models.grammar_source import GrammarSource
+from specdec.verify.grammar_state import Grammar
 
 # Lanes in which a new form may take `QUICK` seconds, and lanes for forms that have taken longer.
 NUM_QUICK, NUM_LONG = 2, 2
@@ -39,28 +38,26 @@ _ENDING = 5.0
 # The parameter that is wrong if a form cannot be compiled.
 _FIELD = "structured_outputs"
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class CancelledCompilation(Exception):
     """The request that the grammar was compiled for has been aborted."""
 
 
-class Compilation(Generic[T]):
-    """One request's compilation, and what is made with its grammar.
+class Compilation:
+    """One request's compilation.
 
     Args:
-        make: called once the grammar is compiled.
         client: the client whose request it is.
 
     Attributes:
-        future: what `make` returns.
+        future: the grammar.
         pid: the process that tries the form out, None before and after.
     """
 
-    def __init__(self, params: StructuredOutputsParams, make: Callable[[], T], client: str) -> None:
-        self.params, self.make, self.client = params, make, client
-        self.future: Future[T] = Future()
+    def __init__(self, params: StructuredOutputsParams, client: str) -> None:
+        self.params, self.client = params, client
+        self.future: Future[Grammar] = Future()
         self.pid: int | None = None
         self._lock = threading.Lock()
         self._is_cancelled = False
@@ -141,15 +138,16 @@ class CompileLanes:
         self._lock = threading.Lock()
         self._process: _CompileProcess | None = None
 
-    def submit(self, params: StructuredOutputsParams, make: Callable[[], T], client: str) -> Compilation[T]:
-        """Compile a form, and run `make` with its grammar compiled."""
-        compilation = Compilation(params, make, client)
+    def submit(self, params: StructuredOutputsParams, client: str) -> Compilation:
+        """Compile a form."""
+        compilation = Compilation(params, client)
         self._quick.submit(client, partial(self._run, compilation, min(QUICK, self._timeout)))
         return compilation
 
-    def _run(self, compilation: Compilation[Any], timeout: float) -> None:
+    def _run(self, compilation: Compilation, timeout: float) -> None:
         try:
             compilation.check()
+            source = None
             if self._compiler.known(compilation.params) is None:
                 source = self._tried(compilation, timeout)
                 if source is None and timeout < self._timeout:
@@ -162,13 +160,13 @@ class CompileLanes:
                         f"structured_compile_timeout, {timeout:g} seconds; make it smaller, or start the engine with a "
                         "larger one",
                     )
-                self._compiler.compile(compilation.params, source)
+            grammar = self._compiler.compile(compilation.params, source)
             compilation.check()
-            compilation.future.set_result(compilation.make())
+            compilation.future.set_result(grammar)
         except Exception as error:
             compilation.future.set_exception(error)
 
-    def _tried(self, compilation: Compilation[Any], timeout: float) -> GrammarSource | None:
+    def _tried(self, compilation: Compilation, timeout: float) -> GrammarSource | None:
         for _ in range(2):
             process = self._running()
             try:

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections import deque
-from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -35,7 +34,6 @@ from specdec.core.request import Request
 from specdec.engine.engine import LLMEngine
 from specdec.parallel.ranks import RankDeadError
 from specdec.scheduling.step_plan import StepPlan
-from specdec.verify.grammar_state import Grammar
 
 # Messages handled between two steps: a flood of requests must not keep the running ones waiting.
 MOST_TAKEN = 256
@@ -57,7 +55,7 @@ class _Compiling(NamedTuple):
     """A request whose grammar is being compiled."""
 
     add: Add
-    compilation: Compilation[Grammar | None]
+    compilation: Compilation
 
 
 class EngineLoop:
@@ -176,8 +174,7 @@ class EngineLoop:
             return False
         if self._lanes is None:
             self._lanes = CompileLanes(requests.grammars, requests.config.structured_compile_timeout)
-        compilation = self._lanes.submit(form, partial(requests.compile, add), add.client)
-        self._compiling[number] = _Compiling(add, compilation)
+        self._compiling[number] = _Compiling(add, self._lanes.submit(form, add.client))
         return True
 
     def _add_compiled(self) -> None:
