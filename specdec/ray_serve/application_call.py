@@ -4,25 +4,17 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.types import ASGIApp, Message
 
 
-class Reply(NamedTuple):
-    """A part of an answer.
+async def call(
+    app: ASGIApp, path: str, body: Mapping[str, Any], request_id: str | None
+) -> AsyncGenerator[tuple[int, bytes]]:
+    """Post JSON to a route; yield the answer's HTTP status with its next bytes, as they come.
 
-    Attributes:
-        status: the answer's HTTP status, the same in all its parts.
-        body: the next bytes.
-    """
-
-    status: int
-    body: bytes
-
-
-async def call(app: ASGIApp, path: str, body: Mapping[str, Any], request_id: str | None) -> AsyncGenerator[Reply]:
-    """Post JSON to a route; yield the answer as it comes. Closing the generator is a client's leaving.
+    Closing the generator is a client's leaving.
 
     Args:
         request_id: the request's name in logs and in the answer; None for one that the application makes.
@@ -73,7 +65,7 @@ async def call(app: ASGIApp, path: str, body: Mapping[str, Any], request_id: str
                 status = message["status"]
             elif message["type"] == "http.response.body":
                 if message.get("body"):
-                    yield Reply(status, message["body"])
+                    yield status, message["body"]
                 if not message.get("more_body", False):
                     await running
                     return

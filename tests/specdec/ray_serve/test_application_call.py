@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from specdec.ray_serve.application_call import Reply, call
+from specdec.ray_serve.application_call import call
 
 
 def application(answer: Any) -> ASGIApp:
@@ -23,7 +23,7 @@ def application(answer: Any) -> ASGIApp:
     return run
 
 
-async def collect(app: ASGIApp, body: dict[str, Any], request_id: str | None = None) -> list[Reply]:
+async def collect(app: ASGIApp, body: dict[str, Any], request_id: str | None = None) -> list[tuple[int, bytes]]:
     return [reply async for reply in call(app, "/v1/x", body, request_id)]
 
 
@@ -32,9 +32,9 @@ def test_an_answer_has_its_status_and_the_request_its_fields() -> None:
         fields = {"path": request.url.path, "method": request.method, "name": request.headers.get("x-request-id")}
         return JSONResponse({**fields, "body": await request.json()}, 418)
 
-    (reply,) = asyncio.run(collect(application(answer), {"text": "é"}, "abc"))
-    assert reply.status == 418
-    assert json.loads(reply.body) == {"path": "/v1/x", "method": "POST", "name": "abc", "body": {"text": "é"}}
+    ((status, content),) = asyncio.run(collect(application(answer), {"text": "é"}, "abc"))
+    assert status == 418
+    assert json.loads(content) == {"path": "/v1/x", "method": "POST", "name": "abc", "body": {"text": "é"}}
 
 
 def test_parts_come_one_by_one() -> None:
@@ -53,7 +53,7 @@ def test_parts_come_one_by_one() -> None:
         async with aclosing(call(application(answer), "/", {}, None)) as replies:
             taken = 0
             async for reply in replies:
-                assert reply == Reply(200, f"{taken}".encode())
+                assert reply == (200, f"{taken}".encode())
                 taken += 1
                 await asyncio.sleep(0.01)
                 assert len(made) <= taken + 2
