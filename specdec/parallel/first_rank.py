@@ -46,7 +46,6 @@ class FirstRank(Ranks):
         self._close = weakref.finalize(self, _close, list(self._links.values()), others)
 
     def groups(self, device: torch.device) -> RankGroups:
-        """See `Ranks.groups`."""
         store: Store = self._others.store
         # They may take long to come, and an operation may not.
         self.share(None)
@@ -54,11 +53,9 @@ class FirstRank(Ranks):
             return join_groups(0, self.layout, store, device, self.timeout, self._others.host)
 
     def tell(self, record: object) -> None:
-        """See `Ranks.tell`."""
         self._send(record, self._links)
 
     def tell_stages(self, make: Callable[[], object]) -> None:
-        """See `Ranks.tell_stages`."""
         if self._earlier_stages:
             self._send(make(), self._earlier_stages)
 
@@ -72,7 +69,6 @@ class FirstRank(Ranks):
                 raise self.failed(error) from None
 
     def decide(self, make: Callable[[], T]) -> T:
-        """See `Ranks.decide`."""
         try:
             decided = make()
         except REFUSALS as error:
@@ -82,7 +78,6 @@ class FirstRank(Ranks):
         return decided
 
     def share(self, value: T, *, in_step: bool = False) -> list[T]:
-        """See `Ranks.share`."""
         self.check()
         values, timeout = [value], self.timeout if in_step else START_TIMEOUT
         for link in self._links.values():
@@ -95,7 +90,6 @@ class FirstRank(Ranks):
 
     @contextmanager
     def together(self, *refusals: type[Exception]) -> Iterator[None]:
-        """See `Ranks.together`."""
         try:
             yield
         except Exception as error:
@@ -107,7 +101,6 @@ class FirstRank(Ranks):
             raise
 
     def check(self) -> None:
-        """See `Ranks.check`."""
         if self._error is None and all(link.is_alive for link in self._links.values()):
             return
         raise self.failed(RuntimeError("another rank is gone"))
@@ -143,7 +136,7 @@ class FirstRank(Ranks):
         self._close()
 
     def close(self) -> None:
-        """See `Ranks.close`. Those that do not end are killed."""
+        """End the other ranks, those that do not end by themselves by force; see `Ranks.close`."""
         self._error = self._error or RankDeadError("the ranks were closed")
         self._close()
         for process in self._processes:
