@@ -33,64 +33,6 @@ class EndpointError(RuntimeError):
         self.status = status
 
 
-class JsonClient:
-    """Calls with JSON bodies from a pool of threads.
-
-    Args:
-        url: beginning of all addresses.
-        api_key: sent as a bearer token; None for none.
-        timeout: seconds without a byte after which a call fails.
-        max_connections: most calls at once.
-
-    Attributes:
-        num_calls: calls so far.
-    """
-
-    def __init__(self, url: str, api_key: str | None, timeout: float, max_connections: int) -> None:
-        self.url, self._timeout = url.rstrip("/"), timeout
-        self._headers = {"Content-Type": "application/json"}
-        if api_key is not None:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self._threads = ThreadPoolExecutor(max_connections, "specdec-endpoint")
-        self.num_calls = 0
-
-    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Return the answer to a call.
-
-        Raises:
-            EndpointError: the endpoint refused the call, cannot be reached, or answered with something else than JSON.
-        """
-        self.num_calls += 1
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._post, path, dict(body))
-
-    def _post(self, path: str, body: Mapping[str, Any]) -> Any:
-        address = f"{self.url}{path}"
-        try:
-            request = Request(address, json.dumps(body).encode(), self._headers)
-            with urlopen(request, timeout=self._timeout) as reply:
-                return json.load(reply)
-        except HTTPError as error:
-            raise EndpointError(f"{address}: status {error.code}: {_reason(error)}", error.code) from None
-        except (OSError, HTTPException) as error:
-            raise EndpointError(f"{address}: {getattr(error, 'reason', error)}") from None
-        except ValueError as error:
-            raise EndpointError(f"{address}: the answer is not JSON: {error}") from None
-
-    def close(self) -> None:
-        """Take no further calls; those that run end by themselves."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _reason(error: HTTPError) -> str:
-    """Return an error's message in OpenAI's shape, or the beginning of its text, or else the status in words."""
-    text = error.reason
-    try:
-        text = error.read().decode(errors="replace")
-        return str(json.loads(text)["error"]["message"])
-    except (ValueError, LookupError, TypeError, OSError, HTTPException):
-        return " ".join(text[:_MOST_SHOWN].split())
-
-
 class Endpoint:
     """An HTTP server with OpenAI's API, such as `specdec serve`, which runs programs.
 
@@ -105,7 +47,10 @@ class Endpoint:
         model: name of the model; None for a server that needs none.
         api_key: key of the server; None for none.
         timeout: seconds without a byte after which a call fails.
-        max_connections: most calls at once.
+        max_connections: most calls at once, each in a thread.
+
+    Attributes:
+        num_calls: calls so far.
     """
 
     def __init__(
@@ -119,8 +64,11 @@ class Endpoint:
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"url is {url!r}; it must begin with http:// or https://")
-        self._model = model
-        self._client = JsonClient(url, api_key, timeout, max_connections)
+        self._url, self._model, self._timeout, self.num_calls = url.rstrip("/"), model, timeout, 0
+        self._headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._threads = ThreadPoolExecutor(max_connections, "specdec-endpoint")
         self.loop = LoopThread("specdec-endpoint")
 
     def __enter__(self) -> Self:
@@ -130,14 +78,9 @@ class Endpoint:
         self.close()
 
     def close(self) -> None:
-        """End all programs that still run."""
+        """End all programs that still run; calls that run end by themselves."""
         self.loop.close()
-        self._client.close()
-
-    @property
-    def num_calls(self) -> int:
-        """Number of calls so far."""
-        return self._client.num_calls
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def generate(
         self, transcript: Transcript, asked: Gen, defaults: Mapping[str, Any], on_text: Callable[[str], None]
@@ -147,8 +90,8 @@ class Endpoint:
         # Refuses what the run's parameters and those of the `gen` do not allow together.
         SamplingParams(**given)
         is_chat = transcript.is_conversation
-        body = self._named({**_fields(given), **_prompt(transcript)})
-        reply = await self._client.post(path := "/chat/completions" if is_chat else "/completions", body)
+        path = "/chat/completions" if is_chat else "/completions"
+        reply = await self._post(path, {**_fields(given), **_prompt(transcript)})
         with self._reading(path, reply):
             choice, usage = reply["choices"][0], reply.get("usage") or {}
             text = (choice["message"]["content"] if is_chat else choice["text"]) or ""
@@ -159,16 +102,14 @@ class Endpoint:
             counts = usage.get("completion_tokens", 0), usage.get("prompt_tokens"), details.get("cached_tokens")
             found = Generated(text, reason, *counts)
         if reason in ("error", "abort"):
-            raise EndpointError(f"{self._client.url}{path}: the request ended with finish_reason {reason!r}")
+            raise EndpointError(f"{self._url}{path}: the request ended with finish_reason {reason!r}")
         on_text(text)
         return found
 
     async def score(self, transcript: Transcript, choices: Sequence[str]) -> list[ChoiceScore]:
         """See `Backend.score`."""
         try:
-            reply = await self._client.post(
-                "/score_choices", self._named({**_prompt(transcript), "choices": list(choices)})
-            )
+            reply = await self._post("/score_choices", {**_prompt(transcript), "choices": list(choices)})
         except EndpointError as error:
             if error.status in (404, 405):
                 message = f"{error}; select needs a server with /score_choices, such as `specdec serve`"
@@ -183,11 +124,41 @@ class Endpoint:
         try:
             yield
         except (LookupError, TypeError, AttributeError):
-            message = f"{self._client.url}{path}: the answer lacks fields of OpenAI's API: {reply!r:.300}"
+            message = f"{self._url}{path}: the answer lacks fields of OpenAI's API: {reply!r:.300}"
             raise EndpointError(message) from None
 
-    def _named(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        return {**body, **({} if self._model is None else {"model": self._model})}
+    async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Return the answer to a call.
+
+        Raises:
+            EndpointError: the endpoint refused the call, cannot be reached, or answered with something else than JSON.
+        """
+        self.num_calls += 1
+        named = {**body, **({} if self._model is None else {"model": self._model})}
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._answer, path, named)
+
+    def _answer(self, path: str, body: Mapping[str, Any]) -> Any:
+        address = f"{self._url}{path}"
+        try:
+            request = Request(address, json.dumps(body).encode(), self._headers)
+            with urlopen(request, timeout=self._timeout) as reply:
+                return json.load(reply)
+        except HTTPError as error:
+            raise EndpointError(f"{address}: status {error.code}: {_reason(error)}", error.code) from None
+        except (OSError, HTTPException) as error:
+            raise EndpointError(f"{address}: {getattr(error, 'reason', error)}") from None
+        except ValueError as error:
+            raise EndpointError(f"{address}: the answer is not JSON: {error}") from None
+
+
+def _reason(error: HTTPError) -> str:
+    """Return an error's message in OpenAI's shape, or the beginning of its text, or else the status in words."""
+    text = error.reason
+    try:
+        text = error.read().decode(errors="replace")
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, LookupError, TypeError, OSError, HTTPException):
+        return " ".join(text[:_MOST_SHOWN].split())
 
 
 def _prompt(transcript: Transcript) -> dict[str, Any]:
