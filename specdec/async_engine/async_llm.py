@@ -208,7 +208,7 @@ class AsyncLLM:
             raise ValueError(f"request_id {name!r} is taken by a running request; give another")
         if self._closing:
             raise EngineDeadError(CLOSED)
-        stream = RequestStream(name, text, add.prompt, params.n, add.adapter)
+        stream = RequestStream(name, text, add)
         number = self._exchange.open(stream)
         shown = ShownStates(params.output_kind)
         try:

@@ -1,13 +1,11 @@
 """A request in the front end: news of the engine become states."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specdec.async_engine.exchange import Arrivals
 from specdec.async_engine.messages import ReplyTo
 from specdec.core.choices import ChoiceScore
-from specdec.core.commands import Delta, News, Refused
-from specdec.core.lora_request import LoRARequest
+from specdec.core.commands import Add, Delta, News, Refused
 from specdec.core.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SpeculationStats, Step
 from specdec.text.segment import Segment
 
@@ -71,21 +69,12 @@ class RequestStream:
 
     Args:
         prompt: text as given, None for token ids.
-        num_samples: `SamplingParams.n`.
-        lora_request: adapter of the request, None without one.
     """
 
-    def __init__(
-        self,
-        request_id: str,
-        prompt: str | None,
-        prompt_token_ids: Sequence[int],
-        num_samples: int,
-        lora_request: LoRARequest | None = None,
-    ) -> None:
-        self.request_id, self._lora_request = request_id, lora_request
-        self._prompt, self._prompt_token_ids = prompt, list(prompt_token_ids)
-        self._samples = [_Sample(index) for index in range(num_samples)]
+    def __init__(self, request_id: str, prompt: str | None, add: Add) -> None:
+        self.request_id, self._lora_request = request_id, add.adapter
+        self._prompt, self._prompt_token_ids = prompt, list(add.prompt)
+        self._samples = [_Sample(index) for index in range(add.params.n)]
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._num_cached_tokens: int | None = None
         self._choices: list[ChoiceScore] | None = None
