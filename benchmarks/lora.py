@@ -5,8 +5,7 @@
 An adapter of every projection is trained for some seconds on conversations, and loaded under as many names as there are
 requests: its cost does not depend on its numbers, and drafts meet a target that the head was not trained for. Runs are
 interleaved in one process, without a prefix cache; the figures to read are the ratios of throughput, medians over
-rounds. Goal: 8 adapters in one batch at least 0.7 of the throughput without. Tau is that of fixed trees and of the head
-without adapter, on prompts of both kinds of text.
+rounds. Goal: 8 adapters in one batch at least 0.7 of the throughput without. Tau: `benchmarks.lora_drafts`.
 """
 
 import argparse
@@ -14,38 +13,17 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.report import read_prompts, write
-from benchmarks.trained_adapter import train_adapter
+from benchmarks.report import finish, read_prompts
+from benchmarks.trained_adapters import train_adapter
 from specdec import LLM, LoRARequest, SamplingParams
 from specdec.bench.environment import shown_path
 from specdec.config import DEMO, DEMO_HEAD
 
 KINDS = ("without", "one adapter", "own adapters")
-TEXT, OTHER = "sgd-eval", "gsm8k-eval"
-
-
-def load(args: argparse.Namespace, draft: str | None, *, adaptive: bool = True) -> LLM:
-    return LLM(
-        args.model,
-        draft,
-        threads=args.threads,
-        enable_prefix_caching=False,
-        adaptive_drafts=adaptive,
-        enable_lora=True,
-        max_loras=args.adapters,
-        max_lora_rank=args.rank,
-    )
-
-
-def tau(llm: LLM, prompts: list[list[int]], params: SamplingParams, adapter: LoRARequest | None) -> float:
-    """Return the mean tokens per step over all answers."""
-    outputs = llm.generate(prompts, params, lora_request=adapter, use_tqdm=False)
-    return round(statistics.mean(output.stats.tau for output in outputs), 3)
 
 
 def main() -> None:
@@ -61,9 +39,12 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     params = SamplingParams(temperature=0, max_tokens=args.max_tokens, ignore_eos=True)
-    engines = {"plain": load(args, None), "drafts": load(args, args.draft)}
-    prompts = [engines["plain"].chat_prompt(messages) for messages in read_prompts(TEXT)]
-    others = [engines["plain"].chat_prompt(messages) for messages in read_prompts(OTHER)]
+    settings: Any = {"enable_prefix_caching": False, "max_loras": args.adapters, "max_lora_rank": args.rank}
+    engines = {
+        name: LLM(args.model, draft, threads=args.threads, enable_lora=True, **settings)
+        for name, draft in (("plain", None), ("drafts", args.draft))
+    }
+    prompts = [engines["plain"].chat_prompt(messages) for messages in read_prompts("sgd-eval")]
     batch = prompts[: args.adapters]
     with tempfile.TemporaryDirectory() as folder:
         text = [token for prompt in prompts[args.adapters :] for token in prompt]
@@ -78,32 +59,18 @@ def main() -> None:
                     llm.generate(batch, params, lora_request=given[kind], use_tqdm=False)
                     if number >= 0:
                         seconds[name][kind].append(time.perf_counter() - start)
-        fixed = load(args, args.draft, adaptive=False)
-        taus = {
-            corpus: {
-                kind: tau(fixed, own[: args.adapters], params, adapter)
-                for kind, adapter in (("without", None), ("with", adapters[0]))
-            }
-            for corpus, own in ((TEXT, prompts), (OTHER, others))
-        }
-    table = Table("", "tok/s, median", "of that without")
     rows = []
     for name, own in seconds.items():
         for kind, values in own.items():
             ratio = statistics.median(a / b for a, b in zip(own["without"], values, strict=True))
             speed = len(batch) * args.max_tokens / statistics.median(values)
             rows.append({"engine": name, "adapters": kind, "tok_per_s": round(speed, 1), "ratio": round(ratio, 3)})
-            table.add_row(f"{name}, {kind}", f"{speed:.0f}", f"{ratio:.3f}")
-    console = Console()
-    console.print(table)
-    for corpus, found in taus.items():
-        console.print(f"tau, {corpus}: {found['without']} without adapter, {found['with']} with")
-    write(
+    finish(
         "lora",
         {
             "model": shown_path(args.model),
             "draft": shown_path(args.draft),
-            "dtype": fixed.config.dtype,
+            "dtype": engines["plain"].config.dtype,
             "threads": args.threads,
             "adapters": args.adapters,
             "rank": args.rank,
@@ -111,9 +78,8 @@ def main() -> None:
             "training_loss": [round(loss, 3) for loss in losses],
             "max_tokens": args.max_tokens,
             "rounds": args.rounds,
-            "rows": rows,
-            "tau": taus,
         },
+        rows,
     )
 
 

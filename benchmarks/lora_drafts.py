@@ -11,12 +11,12 @@ beside it.
 import argparse
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.report import read_prompts, write
-from benchmarks.trained_adapter import train_adapter
-from benchmarks.trained_draft_adapter import train_draft_adapter
+from benchmarks.trained_adapters import train_adapter, train_draft_adapter
 from specdec import LLM, LoRARequest, SamplingParams
 from specdec.bench.environment import shown_path
 from specdec.config import DEMO, DEMO_HEAD
@@ -39,9 +39,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     params = SamplingParams(temperature=0, max_tokens=args.max_tokens, ignore_eos=True)
-    llm = LLM(
-        args.model, args.draft, adaptive_drafts=False, enable_lora=True, max_lora_rank=args.rank, threads=args.threads
-    )
+    settings: Any = {"adaptive_drafts": False, "enable_lora": True, "max_lora_rank": args.rank}
+    llm = LLM(args.model, args.draft, threads=args.threads, **settings)
     prompts = [llm.chat_prompt(messages) for messages in read_prompts(TEXT)]
     measured, others = prompts[: args.prompts], prompts[args.prompts :][: args.training_prompts]
     with tempfile.TemporaryDirectory() as folder:
@@ -57,14 +56,7 @@ def main() -> None:
         draft_losses = train_draft_adapter(args.model, target, args.draft, head, samples, args.rank, args.draft_steps)
         llm.remove_lora(1)
         # Counted from here on.
-        llm = LLM(
-            args.model,
-            args.draft,
-            adaptive_drafts=False,
-            enable_lora=True,
-            max_lora_rank=args.rank,
-            threads=args.threads,
-        )
+        llm = LLM(args.model, args.draft, threads=args.threads, **settings)
         for request in (LoRARequest("target", 1, str(target)), LoRARequest("target", 2, str(target), str(head))):
             llm.generate(measured, params, lora_request=request, use_tqdm=False)
         found = llm.stats().adapters["target"]
