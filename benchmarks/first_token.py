@@ -9,7 +9,6 @@ of this repository takes turns with this one. Each engine is a process of its ow
 """
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
@@ -94,16 +93,9 @@ def main() -> None:
     if args.cell:
         print(*seconds_of(args.model, args.dtype))
         return
-    from benchmarks.report import finish
+    from benchmarks.report import finish, in_turns
 
-    trees = {"now": Path(__file__).parents[1]} | ({"before": args.before.resolve()} if args.before else {})
-    found: dict[str, list[list[float]]] = {name: [] for name in trees}
-    for each in range(args.rounds):
-        for name in sorted(trees, reverse=bool(each % 2)):
-            command = [sys.executable, __file__, *sys.argv[1:], "--cell"]
-            environment = {**os.environ, "PYTHONPATH": str(trees[name])}
-            made = subprocess.run(command, env=environment, cwd=trees[name], check=True, capture_output=True, text=True)
-            found[name].append([float(word) for word in made.stdout.split()])
+    found = in_turns(__file__, [*sys.argv[1:], "--cell"], args.before, args.rounds)
     speeds = {"product": product_speed(), "tiles": tile_speed()}
     rows = []
     for place, (tokens, needed) in enumerate(zip(TOKENS, operations(args.model), strict=True)):

@@ -9,9 +9,6 @@ copy back. With `--before`, another tree of this repository takes turns with thi
 """
 
 import argparse
-import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -136,13 +133,6 @@ def seconds_of(batch: int, context: int) -> float:
     return median(found)
 
 
-def measured(tree: Path, batch: int, context: int) -> float:
-    """Return the milliseconds of a step in a tree, in a process of its own."""
-    command = [sys.executable, __file__, "--cell", str(batch), str(context)]
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
-    return float(subprocess.run(command, env=environment, cwd=tree, check=True, capture_output=True, text=True).stdout)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, help="a tree of this repository, with its library built")
@@ -152,19 +142,14 @@ def main() -> None:
     if args.cell:
         print(1e3 * seconds_of(*args.cell))
         return
-    from benchmarks.report import finish
+    from benchmarks.report import finish, in_turns
 
-    trees = {"now": Path(__file__).parents[1]} | ({"before": args.before.resolve()} if args.before else {})
     rows: list[dict[str, Any]] = []
     for batch in BATCHES:
         for context in CONTEXTS:
-            found: dict[str, list[float]] = {name: [] for name in trees}
-            for each in range(args.rounds):
-                for name in sorted(trees, reverse=bool(each % 2)):
-                    found[name].append(measured(trees[name], batch, context))
-            rows.append(
-                {"batch": batch, "context": context, **{name: round(median(own), 3) for name, own in found.items()}}
-            )
+            found = in_turns(__file__, ["--cell", str(batch), str(context)], args.before, args.rounds)
+            medians = {name: round(median(ms for (ms,) in own), 3) for name, own in found.items()}
+            rows.append({"batch": batch, "context": context, **medians})
     finish("host_step", {"rounds": args.rounds, "steps": STEPS}, rows)
 
 

@@ -1,8 +1,10 @@
-"""Shared parts of benchmarks: prompts, trees by name, memory in use, and results with machine, versions and commit."""
+"""Shared parts of benchmarks: prompts, trees in turns, memory in use, and results with machine, versions and commit."""
 
 import ctypes
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,28 @@ def write(name: str, figures: dict[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
     file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(document))
+
+
+def in_turns(file: str, words: Sequence[str], before: Path | None, rounds: int) -> dict[str, list[list[float]]]:
+    """Run a program by the code of this tree and of another one in turns, each time in a process of its own.
+
+    Args:
+        file: the program, which may import what both trees have.
+        words: its arguments.
+        before: the other tree of this repository, with its library built; None for this one alone.
+
+    Returns:
+        By "now" and "before", the numbers that it has printed in each round.
+    """
+    trees = {"now": RESULTS.parents[1]} | ({"before": before.resolve()} if before else {})
+    found: dict[str, list[list[float]]] = {name: [] for name in trees}
+    for each in range(rounds):
+        # Each goes first as often as second.
+        for name in sorted(trees, reverse=bool(each % 2)):
+            command, environment = [sys.executable, file, *words], {**os.environ, "PYTHONPATH": str(trees[name])}
+            made = subprocess.run(command, env=environment, cwd=trees[name], check=True, capture_output=True, text=True)
+            found[name].append([float(word) for word in made.stdout.split()])
+    return found
 
 
 def resident_mib() -> float:
