@@ -16,11 +16,12 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.report import parse_shape, read_prompts, write
+from benchmarks.report import finish, parse_shape, read_prompts
 from specdec import LLM, SamplingParams
+
+# Of a row, what its table leaves out.
+UNSHOWN = ("gap_over_step_per_round", "step_ms_median")
 
 
 class Run(NamedTuple):
@@ -122,17 +123,6 @@ def main() -> None:
             if round_number:  # the first round warms up
                 runs[case].append(run)
     rows: list[dict[str, Any]] = []
-    table = Table(
-        "drafts",
-        "tokens a step",
-        "longest gap / step",
-        "9 in 10",
-        "best",
-        "noise",
-        "prefill / step",
-        "steps",
-        "tokens meanwhile",
-    )
     for (drafts, budget), every in runs.items():
         row = {
             "drafts": drafts or "none",
@@ -148,20 +138,8 @@ def main() -> None:
             "step_ms_median": round(statistics.median(run.normal for run in every) * 1e3, 2),
         }
         rows.append(row)
-        names = (
-            "gap_over_step",
-            "nine_in_ten_over_step",
-            "gap_over_step_best",
-            "noise_over_step",
-            "prefill_over_step",
-            "steps_meanwhile",
-        )
-        table.add_row(*(str(row[name]) for name in ("drafts", "max_num_batched_tokens", *names, "tokens_meanwhile")))
-    Console().print(table)
-    write(
-        "chunked_prefill",
-        {"dtype": llm.config.dtype, "decoding": len(short), "long": length, "rounds": args.rounds, "rows": rows},
-    )
+    figures = {"dtype": llm.config.dtype, "decoding": len(short), "long": length, "rounds": args.rounds}
+    finish("chunked_prefill", figures, rows, [name for name in rows[0] if name not in UNSHOWN])
 
 
 if __name__ == "__main__":

@@ -12,10 +12,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.report import read_prompts, write
+from benchmarks.report import finish, read_prompts
 from specdec import LLM, SamplingParams
 from specdec.bench.environment import shown_path
 from specdec.core.outputs import SpeculationStats
@@ -81,16 +78,8 @@ def main() -> None:
                     {"head": head, "window": window, "context": context, "prompt_tokens": round(longest), "tau": tau}
                 )
                 print(rows[-1], flush=True)
-    table = Table("head", "window", *(f"{context} tokens" for context in CONTEXTS))
-    for head in args.heads:
-        for window in WINDOWS:
-            own = [str(row["tau"]) for row in rows if (row["head"], row["window"]) == (head, window)]
-            table.add_row(head, str(window or "none"), *own)
-    Console().print(table)
-    write(
-        args.name,
-        {"model": shown_path(llm.config.model), "prompts": args.prompts, "max_tokens": args.max_tokens, "rows": rows},
-    )
+    figures = {"model": shown_path(llm.config.model), "prompts": args.prompts, "max_tokens": args.max_tokens}
+    finish(args.name, figures, rows)
 
 
 if __name__ == "__main__":

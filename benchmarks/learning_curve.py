@@ -11,11 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.report import write
-from specdec.config import EAGLE2_SHAPE
+from benchmarks.report import finish
 
 
 def main() -> None:
@@ -29,15 +25,7 @@ def main() -> None:
         lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
         records = [record for record in map(json.loads, lines) if "tau" in record]
         rows += [{**record, "run": number + 1, "tokens": before + record["tokens"]} for record in records]
-    tau = f"tau ({EAGLE2_SHAPE.in_words})"
-    table = Table("tokens", tau, "accepted at depth 1, 2, …", "loss", "accuracy of each pass")
-    for row in rows:
-        shares, accuracy = (
-            " ".join(f"{value:.2f}" for value in row[name]) for name in ("accepted_per_depth", "held_out_accuracy")
-        )
-        table.add_row(f"{row['tokens']:,}", f"{row['tau']:.2f}", shares, f"{row['held_out_loss']:.3f}", accuracy)
-    Console().print(table)
-    write(args.name, {"rows": rows})
+    finish(args.name, {}, rows, ("tokens", "tau", "accepted_per_depth", "held_out_loss", "held_out_accuracy"))
 
 
 if __name__ == "__main__":

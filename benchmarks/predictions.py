@@ -16,10 +16,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.report import PROMPTS, parse_shape, read_prompts, write
+from benchmarks.report import PROMPTS, finish, parse_shape, read_prompts
 from specdec import LLM, DraftShape, SamplingParams, Speculation
 from specdec.core.outputs import SpeculationStats
 
@@ -125,24 +122,11 @@ def main() -> None:
     llm = next(iter(llms.values()))[0]
     cases = read_cases(llm, args)
     rows = [row for temperature in args.temperatures for row in measure(llms, cases, temperature, args)]
-    table = Table("temperature", "draft", "prediction", "tau", "nodes", "speed over plain", "tokens equal plain")
-    for row in rows:
-        shown = (f"{row['temperature']:g}", row["draft"], "yes" if row["prediction"] else "no", f"{row['tau']:.2f}")
-        table.add_row(
-            *shown, f"{row['nodes_per_step']:.1f}", str(row["speed_over_plain"]), str(row["tokens_equal_plain"])
-        )
-    Console().print(table)
-    settings = {
-        "dtype": llm.config.dtype,
-        "shape": vars(args.shape),
-        "requests": len(cases),
-        "max_tokens": args.max_tokens,
-    }
-    prompts = "code-edits" if args.code_edits else "sgd-eval"
-    write(
-        args.name,
-        {**settings, "prompts": prompts, "edited_share": None if args.code_edits else args.share, "rows": rows},
-    )
+    settings = {"dtype": llm.config.dtype, "shape": vars(args.shape), "requests": len(cases)}
+    prompts, share = ("code-edits", None) if args.code_edits else ("sgd-eval", args.share)
+    settings |= {"max_tokens": args.max_tokens, "prompts": prompts, "edited_share": share}
+    shown = ("temperature", "draft", "prediction", "tau", "nodes_per_step", "speed_over_plain", "tokens_equal_plain")
+    finish(args.name, settings, rows, shown)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,8 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.report import parse_shape, read_prompts, write
+from benchmarks.report import finish, parse_shape, read_prompts
 from specdec import LLM, SamplingParams
 
 
@@ -120,13 +118,9 @@ def main() -> None:
                         ),
                     }
                 )
-    table = Table("dtype", "drafts", "arrival", "computed", "of", "tau warm/cold", "equal texts", "time cold/warm")
-    names = ("dtype", "drafts", "arrival", "computed", "prompt_tokens", "tau_warm_over_cold_one_by_one", "equal_texts")
-    for row in rows:
-        table.add_row(*(str(row[name]) for name in (*names, "cold_over_warm_seconds")))
-    Console().print(table)
+    shown = ("dtype", "drafts", "arrival", "computed", "prompt_tokens", "tau_warm_over_cold_one_by_one", "equal_texts")
     figures = {"requests": args.requests, "shared": args.shared, "max_tokens": args.max_tokens, "rounds": args.rounds}
-    write("prefix_cache", {**figures, "rows": rows})
+    finish("prefix_cache", figures, rows, (*shown, "cold_over_warm_seconds"))
 
 
 if __name__ == "__main__":

@@ -19,13 +19,18 @@ RESULTS = Path(__file__).parent / "results"
 PROMPTS = Path(__file__).parent / "prompts"
 
 
-def finish(name: str, figures: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+def finish(
+    name: str, figures: dict[str, Any], rows: Sequence[dict[str, Any]], shown: Sequence[str] | None = None
+) -> None:
     """Print a table of rows, with their keys as headings, and `write` them after the other figures.
+
+    Args:
+        shown: keys in the table; None for all.
 
     Raises:
         SystemExit: as of `write`.
     """
-    keys = list(dict.fromkeys(key for row in rows for key in row))
+    keys = shown or list(dict.fromkeys(key for row in rows for key in row))
     table = Table(*(key.replace("_", " ") for key in keys))
     for row in rows:
         table.add_row(*(str(row.get(key, "")) for key in keys))

@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.report import read_prompts, resident_mib, write
+from benchmarks.report import finish, read_prompts, resident_mib
 
 RUNS = Path(__file__).parents[1] / "runs"
 RECIPES = {"eagle": RUNS / "demo-eagle.yaml", "eagle3": RUNS / "demo-eagle3.yaml"}
@@ -96,16 +94,13 @@ def main() -> None:
                 done = subprocess.run([*words, recipe, str(data), str(out)], capture_output=True, text=True, check=True)
                 rows.append(json.loads(done.stdout.splitlines()[-1]))
                 print(recipe, rows[-1], flush=True)
-    table = Table("recipe", "tokens / s", "resident before, MiB", "peak, MiB")
     rows = []
     for recipe, runs in found.items():
         medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-        table.add_row(recipe, *(f"{value:,.0f}" for value in medians.values()))
         settings = yaml.safe_load(RECIPES[recipe].read_text(encoding="utf-8"))
         kept = {name: settings[name] for name in ("unroll", "batch_tokens")}
         rows.append({"recipe": recipe, **kept, **medians, "runs": runs})
-    Console().print(table)
-    write("training", {"rows": rows})
+    finish("training", {}, rows, [name for name in rows[0] if name != "runs"])
 
 
 if __name__ == "__main__":
