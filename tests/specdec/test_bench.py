@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -17,6 +17,8 @@ from specdec.cli.app import main
 from specdec.config import DEMO, EngineConfig
 from specdec.core.outputs import SpeculationStats
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from tests import command_line
+from tests.command_line import run_command, unset_variables
 from tests.specdec.tiny_checkpoints import Tiny
 
 pytestmark = pytest.mark.slow
@@ -28,11 +30,7 @@ SPEC_BENCH = [
 ]
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
+class Result(command_line.Result):
     @property
     def document(self) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(self.out)
@@ -56,26 +54,14 @@ def dataset(tmp_path: Path) -> Path:
 @pytest.fixture
 def bench(tiny: Tiny, dataset: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Bench:
     """`specdec bench` with options that suit the tiny model behind the sub-command."""
-    for name in (
-        "SPECDEC_MODEL",
-        "SPECDEC_DRAFT",
-        "SPECDEC_LOG_LEVEL",
-        "FORCE_COLOR",
-        "NO_COLOR",
-        "TTY_COMPATIBLE",
-        "COLUMNS",
-    ):
-        monkeypatch.delenv(name, raising=False)
+    unset_variables(monkeypatch)
 
     def call(command: str, *args: object) -> Result:
         fixed = ["--model", tiny.target, "--dataset", dataset, "--dtype", "float64", "--device", "cpu"]
         if command != "acceptance":
             fixed += ["--rounds", 2, "--warmup-rounds", 0, "--fixed-drafts"]
         tree = ["--depth", 2, "--branching", 48, "--nodes", 64, "--max-tokens", 6, "--ignore-eos"]
-        with pytest.raises(SystemExit) as exited:
-            main(["bench", command, *map(str, [*fixed, *tree, *args])])
-        assert isinstance(exited.value.code, int)
-        return Result(exited.value.code, *capsys.readouterr())
+        return Result(*run_command(capsys, "bench", command, *fixed, *tree, *args))
 
     return call
 

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -17,20 +17,12 @@ from specdec.core.request import Request
 from specdec.engine.engine import LLMEngine
 from specdec.train_eagle.data import regeneration
 from specdec.train_eagle.program import main
+from tests.command_line import Result, Run, run_command
 from tests.word_llama import WORDS, save_word_llama
 
 pytestmark = pytest.mark.slow
 
 Turn = dict[str, str]
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +58,7 @@ def run(target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         for name, value in {**fixed, "max_num_seqs": 4, "max_tokens": 60, "temperature": 1, **changes}.items():
             given = () if value is True else value if isinstance(value, tuple) else (value,)
             words += [f"--{name.replace('_', '-')}", *map(str, given)]
-        with pytest.raises(SystemExit) as exited:
-            main(words)
-        assert isinstance(exited.value.code, int)
-        return Result(exited.value.code, *capsys.readouterr())
+        return run_command(capsys, *words, program=main)
 
     return call
 

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from specdec.cli.app import main
-from tests.specdec.cli.generate_run import Result, Run, Terminal
+from tests.command_line import Result, Run, run_command, unset_variables
+from tests.specdec.cli.generate_run import Terminal
 from tests.specdec.tiny_checkpoints import Tiny
 
 
 @pytest.fixture
 def run(tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """`specdec generate` with options that suit the tiny model in front of those given."""
-    for name in ("SPECDEC_MODEL", "SPECDEC_DRAFT", "SPECDEC_LOG_LEVEL", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
-        monkeypatch.delenv(name, raising=False)
+    unset_variables(monkeypatch)
 
     monkeypatch.setattr("specdec.cli.timed_batch.LEAST_ROUNDS", 1)
     monkeypatch.setattr("specdec.cli.timed_batch.SECONDS", 0.0)
@@ -26,10 +25,7 @@ def run(tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
         monkeypatch.setattr(sys, "stdin", stdin or Terminal())
         fixed = ["--model", tiny.target, "--draft", tiny.head, "--dtype", "float64", "--device", "cpu"]
         tree = ["--depth", 2, "--branching", 48, "--nodes", 64, "--max-tokens", 24, "--ignore-eos", "--fixed-drafts"]
-        with pytest.raises(SystemExit) as exited:
-            main(["generate", *map(str, [*fixed, *tree, *args])])
-        assert isinstance(exited.value.code, int)
-        return Result(exited.value.code, *capsys.readouterr())
+        return run_command(capsys, "generate", *fixed, *tree, *args)
 
     return call
 

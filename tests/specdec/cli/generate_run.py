@@ -1,10 +1,7 @@
 """What a run of `specdec generate` in this process leaves."""
 
 import io
-import json
 import re
-from collections.abc import Callable
-from typing import NamedTuple
 
 import pytest
 
@@ -17,22 +14,9 @@ COMPARE_KEYS = [*KEYS, "plain_tok_per_s", "speedup", "equal"]
 GREEN = re.compile("\x1b\\[32m(.*?)\x1b\\[0m", re.DOTALL)
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def objects(self) -> list[dict[str, object]]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-Run = Callable[..., Result]
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:

@@ -11,19 +11,19 @@ import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import TextIO
 
 import pytest
 from prompt_toolkit.output import DummyOutput
 
 from specdec import LLM, SamplingParams
-from specdec.cli.app import main
 from specdec.cli.chat_commands import COMMANDS
 from specdec.cli.conversation import Conversation
 from specdec.cli.screen import Screen, draw_tree, token_text
 from specdec.core.outputs import TreeTrace
 from specdec.core.request import Request
 from specdec.engine.engine import LLMEngine
+from tests.command_line import Result, run_command, unset_variables
 from tests.specdec.thinking_chain import TEXT, THOUGHT, save_thinking_chain
 from tests.specdec.tiny_checkpoints import Tiny
 
@@ -35,12 +35,6 @@ NO_TREE = (
     "specdec: the last answer has no draft tree; steps draft nothing without a draft (--draft, /draft on), or where "
     "plain steps are faster (unless --fixed-drafts)\n"
 )
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
 
 
 CTRL_C, CTRL_D = "\x03", "\x04"
@@ -66,8 +60,7 @@ def chat(tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     The output lacks prompts and what is typed.
     """
     monkeypatch.setattr("specdec.cli.message_input.create_output", lambda **_: DummyOutput())
-    for name in ("SPECDEC_MODEL", "SPECDEC_DRAFT", "SPECDEC_LOG_LEVEL", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
-        monkeypatch.delenv(name, raising=False)
+    unset_variables(monkeypatch)
 
     def call(*lines: str, options: tuple[object, ...] = (), typed: bool = False) -> Result:
         if typed:
@@ -79,23 +72,9 @@ def chat(tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     def run(stdin: TextIO, options: tuple[object, ...]) -> Result:
         monkeypatch.setattr(sys, "stdin", stdin)
         fixed = ["--model", tiny.target, "--draft", tiny.head, "--dtype", "float64", "--device", "cpu"]
-        tree = [
-            "--depth",
-            2,
-            "--branching",
-            48,
-            "--nodes",
-            64,
-            "--fixed-drafts",
-            "--prefill-stretch",
-            0,
-            "--block-size",
-            8,
-        ]
-        with pytest.raises(SystemExit) as exited:
-            main(["chat", *map(str, [*fixed, *tree, "--max-tokens", LENGTH, "--ignore-eos", *options])])
-        assert isinstance(exited.value.code, int)
-        return Result(exited.value.code, *capsys.readouterr())
+        tree = ["--depth", 2, "--branching", 48, "--nodes", 64, "--fixed-drafts", "--prefill-stretch", 0]
+        fixed += ["--block-size", 8]
+        return run_command(capsys, "chat", *fixed, *tree, "--max-tokens", LENGTH, "--ignore-eos", *options)
 
     return call
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from specdec.cli.app import main
-from tests.specdec.cli.generate_run import Run
+from tests.command_line import Run
 from tests.specdec.tiny_checkpoints import Tiny
 
 pytestmark = pytest.mark.slow

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from specdec.cli.app import main
+from tests.command_line import unset_variables
 from tests.specdec.tiny_checkpoints import Tiny
 
 PROMPT = "caf\N{LATIN SMALL LETTER E WITH ACUTE} \N{SNOWMAN} \N{CJK UNIFIED IDEOGRAPH-65E5}" + "x" * 80
@@ -21,8 +22,7 @@ def run(request: pytest.FixtureRequest, tiny: Tiny, monkeypatch: pytest.MonkeyPa
     """A command on the tiny model, whose tokens are all snowmen; returns its exit code and its output."""
     monkeypatch.setattr("specdec.text.text_stream.TextStream.step", lambda *_: "\N{SNOWMAN}")
     monkeypatch.setattr("specdec.text.token_texts.TokenTexts.name", lambda *_: "\N{SNOWMAN}")
-    for name in ("SPECDEC_MODEL", "SPECDEC_DRAFT", "SPECDEC_LOG_LEVEL", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
-        monkeypatch.delenv(name, raising=False)
+    unset_variables(monkeypatch)
 
     def call(command: str, *args: object, stdin: str = "") -> tuple[object, str]:
         shown = io.BytesIO()

@@ -15,7 +15,8 @@ from specdec.draft_heads.drafting.drafter import Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.engine.engine import LLMEngine
 from specdec.verify.verifier import CoupledVerifier, RejectionVerifier
-from tests.specdec.cli.generate_run import COMPARE_KEYS, GREEN, KEYS, Run
+from tests.command_line import Run
+from tests.specdec.cli.generate_run import COMPARE_KEYS, GREEN, KEYS
 from tests.specdec.tiny_checkpoints import Tiny
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.specdec.cli.generate_run import COMPARE_KEYS, KEYS, Run, interrupt_after
+from tests.command_line import Run
+from tests.specdec.cli.generate_run import COMPARE_KEYS, KEYS, interrupt_after
 from tests.specdec.tiny_checkpoints import CHARACTERS, Tiny
 
 

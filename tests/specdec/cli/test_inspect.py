@@ -4,9 +4,8 @@ import json
 import re
 import shutil
 import string
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models
@@ -17,31 +16,19 @@ from specdec.cli.app import main
 from specdec.config import DEMO
 from tests.block_formats import BLOCK_FORMATS
 from tests.checkpoints import TARGET_HIDDEN, TARGET_LAYERS, VOCAB
+from tests.command_line import Result, Run, run_command, unset_variables
 from tests.fakes import edit_json, save_random_llama
 from tests.head_formats import FORMATS
 
 pytestmark = pytest.mark.slow
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
-
-
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    for name in ("SPECDEC_MODEL", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
-        monkeypatch.delenv(name, raising=False)
+    unset_variables(monkeypatch)
 
     def call(*args: object) -> Result:
-        with pytest.raises(SystemExit) as exited:
-            main(["inspect", *map(str, args)])
-        assert isinstance(exited.value.code, int)
-        return Result(exited.value.code, *capsys.readouterr())
+        return run_command(capsys, "inspect", *args)
 
     return call
 

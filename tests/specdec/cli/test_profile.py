@@ -2,37 +2,22 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from specdec.cli.app import main
 from specdec.config import DEMO
 from specdec.scheduling.rank_values import FILE, read_values
+from tests.command_line import Result, Run, run_command, unset_variables
 from tests.specdec.tiny_checkpoints import Tiny
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    for name in ("SPECDEC_MODEL", "SPECDEC_DRAFT"):
-        monkeypatch.delenv(name, raising=False)
+    unset_variables(monkeypatch)
 
     def call(*args: object) -> Result:
-        with pytest.raises(SystemExit) as exited:
-            main(["profile", *map(str, args)])
-        assert isinstance(exited.value.code, int)
-        return Result(exited.value.code, *capsys.readouterr())
+        return run_command(capsys, "profile", *args)
 
     return call
 

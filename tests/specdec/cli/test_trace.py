@@ -3,15 +3,14 @@
 import io
 import json
 import sys
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.cli.app import main
+from tests.command_line import Result, Run, run_command, unset_variables
 from tests.specdec.tiny_checkpoints import Tiny
 
 pytestmark = pytest.mark.slow
@@ -19,29 +18,16 @@ pytestmark = pytest.mark.slow
 FIELDS = ["prompt", "step", "seconds", "plain_seconds", "root", "nodes", "output", "pieces"]
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
-
-
 @pytest.fixture
 def run(tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """A command with options that suit the tiny model."""
-    for name in ("SPECDEC_MODEL", "SPECDEC_DRAFT", "SPECDEC_LOG_LEVEL", "FORCE_COLOR", "NO_COLOR"):
-        monkeypatch.delenv(name, raising=False)
+    unset_variables(monkeypatch)
 
     def call(*args: object, stdin: str = "") -> Result:
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
         options = ["--model", tiny.target, "--dtype", "float64", "--device", "cpu", "--prefill-stretch", 0]
         tree = ["--depth", 2, "--branching", 48, "--nodes", 64, "--max-tokens", 24, "--ignore-eos", "--fixed-drafts"]
-        with pytest.raises(SystemExit) as exited:
-            main([*map(str, [*args, *options, *tree])])
-        assert isinstance(exited.value.code, int)
-        return Result(exited.value.code, *capsys.readouterr())
+        return run_command(capsys, *args, *options, *tree)
 
     return call
 

@@ -11,8 +11,8 @@ from huggingface_hub import constants
 
 from specdec import LLM, AsyncLLM
 from specdec.train_eagle.program import main
+from tests.command_line import Run
 from tests.fakes import edit_json, save_random_llama
-from tests.specdec.cli.generate_run import Run
 from tests.specdec.gguf.gguf_writing import random_model, write_gguf
 from tests.specdec.tiny_checkpoints import Tiny
 
