@@ -100,7 +100,9 @@ def train_draft_adapter(
     trainer = kind.trainer(head, source.model.weights.lm_head_weight, LossSettings("ce", UNROLL))
 
     def loss(step: int) -> Tensor:
-        return trainer(source.batch([(step * DRAFT_BATCH + i) % len(samples) for i in range(DRAFT_BATCH)])).total
+        batch = source.batch([(step * DRAFT_BATCH + i) % len(samples) for i in range(DRAFT_BATCH)])
+        found: Tensor = trainer(batch).total
+        return found
 
     losses = _train(pairs, DRAFT_RATE, steps, loss)
     _save(folder, pairs, rank)
@@ -115,7 +117,7 @@ def _train(
     for step in range(steps):
         found = loss(step)
         optimizer.zero_grad()
-        found.backward()
+        found.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(found.item())
     return sum(losses[:5]) / len(losses[:5]), sum(losses[-5:]) / len(losses[-5:])
