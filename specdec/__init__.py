@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from specdec.async_engine.errors import EngineDeadError as EngineDeadError
     from specdec.core.choices import ChoiceScore as ChoiceScore
     from specdec.core.engine_stats import EngineStats as EngineStats
-    from specdec.core.errors import ParameterError as ParameterError
     from specdec.core.errors import QueueFullError as QueueFullError
     from specdec.core.lora_request import LoRARequest as LoRARequest
     from specdec.core.metrics import Counter as Counter
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from specdec.draft_heads.llama.checkpoint_files import CheckpointError as CheckpointError
     from specdec.engine.prompts import TextPrompt as TextPrompt
     from specdec.engine.prompts import TokensPrompt as TokensPrompt
+    from specdec.kernels.types.settings import ParameterError as ParameterError
     from specdec.llm import LLM as LLM
     from specdec.text.segment import Segment as Segment
 
@@ -45,7 +45,7 @@ _MODULES = {
     "specdec.async_engine.errors": ["EngineDeadError"],
     "specdec.core.choices": ["ChoiceScore"],
     "specdec.core.engine_stats": ["EngineStats"],
-    "specdec.core.errors": ["ParameterError", "QueueFullError"],
+    "specdec.core.errors": ["QueueFullError"],
     "specdec.core.lora_request": ["LoRARequest"],
     "specdec.core.metrics": ["Counter", "Gauge", "Metric", "Vector"],
     "specdec.core.outputs": [
@@ -65,6 +65,7 @@ _MODULES = {
     "specdec.draft_heads.drafting.draft_shape": ["DraftShape"],
     "specdec.draft_heads.llama.checkpoint_files": ["CheckpointError"],
     "specdec.engine.prompts": ["TextPrompt", "TokensPrompt"],
+    "specdec.kernels.types.settings": ["ParameterError"],
     "specdec.llm": ["LLM"],
     "specdec.text.segment": ["Segment"],
 }
