@@ -262,6 +262,7 @@ class AsyncLLM:
 
         Raises:
             EngineDeadError: the engine process is not there.
+            QueueFullError: one of several replicas does not answer.
         """
         reply = await self._ask(GetStats())
         assert isinstance(reply, Stats)

@@ -13,7 +13,6 @@ from specdec.cli.options import Verbose, options_for, with_options
 from specdec.cli.startup import spinner
 from specdec.config import AUTO
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.kernels.types.settings import settings_of
 from specdec.server.server_settings import ServerSettings
 
 DEMO_NAME = "demo"
@@ -80,9 +79,9 @@ def serve(
         raise ValueError(f"MODEL is {model_name} and --model is {model}; give one of them")
     target = model_name or model
     for name in ("api_key", "admin_api_key"):
-        variable = settings_of(ServerSettings)[name][1].envvar
+        variable = f"SPECDEC_{name.upper()}"
         # As a secret that was never filled. The server would ask for no key.
-        if variable and not options[name] and not os.environ.get(variable, "unset").strip():
+        if not options[name] and not os.environ.get(variable, "unset").strip():
             raise ValueError(f"{variable} is set and holds no key; give one, or unset it")
     server = ServerSettings(**options_for(ServerSettings, options, SERVED))
     shape = options_for(DraftShape, options)

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec.openai.errors import ApiError, error_response, note_outcome, outcome, path_of
-from specdec.server.service import ENDED, Service, shutting_down
+from specdec.server.service import Service, shutting_down
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,8 @@ ADMIN_PATHS = ("/update_draft", "/v1/load_lora_adapter", "/v1/unload_lora_adapte
 _MOST_HEADERS = 64 << 10
 # A client reads the refusal of its body only after it has sent all of it; so much is taken and thrown away.
 _MOST_DISCARDED = 64 << 20
+# Of a key as a client sends it, and as a file of a secret has it.
+_SPACES = " \t\r\n"
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -35,7 +37,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         settings = service.settings
-        self._app, self._settings, self._metrics, self._arriving = app, settings, service.metrics, service.arriving
+        self._app, self._service, self._settings, self._metrics = app, service, settings, service.metrics
         self._keys, self._admin_keys = _digests(settings.api_key), _digests(settings.admin_api_key)
         # Held for a turn of the event loop, by client.
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
@@ -47,6 +49,10 @@ class Gate:
         began, status = time.perf_counter(), 0
         headers = Headers(scope=scope)
         name, method = _request_id(headers.get("x-request-id", "")), scope["method"]
+        # A proxy may leave the prefix in the path, which then has it twice.
+        prefix = scope.get("root_path", "")
+        if prefix and scope["path"].startswith(2 * prefix + "/"):
+            scope["path"] = scope["path"].removeprefix(prefix)
         # A path is decoded, and may hold whatever a client wants to see in the log.
         path = quote(scope["path"], errors="replace")
         fields: dict[str, object] = {"request_id": name, "method": method, "path": path}
@@ -62,10 +68,6 @@ class Gate:
             await send(message)
 
         is_head = method == "HEAD"
-        # A proxy may leave the prefix in the path, which then has it twice.
-        prefix = scope.get("root_path", "")
-        if prefix and scope["path"].startswith(2 * prefix + "/"):
-            scope["path"] = scope["path"].removeprefix(prefix)
         # Probes ask for the head of what GET answers. The router writes the route that it chose into the scope.
         inner = {**scope, "method": "GET" if is_head else method}
 
@@ -122,7 +124,7 @@ class Gate:
         # Headers are decoded as Latin-1, whatever the client meant.
         # Anthropic's clients have a header of their own.
         key = key if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        given = _digest(key.strip().encode("latin-1")) if key else b""
+        given = _digest(key.strip(_SPACES).encode("latin-1")) if key else b""
         is_client, is_administrator = _is_one_of(given, self._keys), _is_one_of(given, self._admin_keys)
         if is_client and is_admin and not is_administrator:
             raise ApiError(403, "this route needs an administrator's key, one of --admin-api-key")
@@ -142,7 +144,9 @@ class Gate:
         if announced.isdecimal() and int(announced) > max(most, _MOST_DISCARDED):
             raise _too_large(most)
         parts, size, limit = list[bytes](), 0, asyncio.timeout(self._settings.body_timeout)
-        self._arriving.add(limit)
+        if self._service.is_ending:
+            raise shutting_down()
+        self._service.arriving.add(limit)
         try:
             async with limit:
                 while True:
@@ -160,12 +164,12 @@ class Gate:
                     if not message.get("more_body", False):
                         break
         except TimeoutError:
-            if limit.when() == ENDED:
+            if self._service.is_ending:
                 raise shutting_down() from None
             seconds = self._settings.body_timeout
             raise ApiError(408, f"the body did not arrive within {seconds:g} seconds", code="timeout") from None
         finally:
-            self._arriving.discard(limit)
+            self._service.arriving.discard(limit)
         if size > most:
             raise _too_large(most)
         return b"".join(parts)
@@ -211,7 +215,7 @@ def _is_one_of(given: bytes, keys: Sequence[bytes]) -> bool:
 
 
 def _digests(keys: Sequence[str]) -> list[bytes]:
-    return [_digest(key.strip().encode(errors="surrogateescape")) for key in keys]
+    return [_digest(key.strip(_SPACES).encode(errors="surrogateescape")) for key in keys]
 
 
 def _digest(key: bytes) -> bytes:

@@ -6,7 +6,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -47,7 +47,7 @@ class HttpServer(uvicorn.Server):
                 lifespan="off",
                 ws="none",
                 server_header=False,
-                root_path=settings.root_path.rstrip("/"),
+                root_path=f"/{settings.root_path.strip('/')}".rstrip("/"),
                 ssl_keyfile=settings.ssl_keyfile,
                 ssl_certfile=settings.ssl_certfile,
                 # Above the minute for which proxies keep theirs: the side that closes first may lose a request.
@@ -73,9 +73,14 @@ class HttpServer(uvicorn.Server):
 def raise_file_limit() -> int:
     """Let this process have more open files than the usual 1,024, of which each connection is one; return how many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = max(soft, min(hard, _MOST_FILES))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_FILES
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if wanted > soft:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return wanted
+    return soft
 
 
 def listen(settings: ServerSettings) -> socket.socket:

@@ -11,7 +11,7 @@ from specdec.server.lora_modules import read_lora_modules
 
 DefaultsFrom = Literal["auto", "vllm"]
 LogFormat = Literal["text", "json"]
-_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s,]+")
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s,*A-Z]+")
 
 
 @checked_keywords()

@@ -50,10 +50,6 @@ _MOST_REPORTS = 100
 _FORBIDDING = ("allowed_token_ids", "bad_words", "min_tokens", "structured_outputs")
 
 
-# Time at which the limit of a body that is arriving when the server ends has passed.
-ENDED = 0.0
-
-
 class AnswerMaker(Protocol):
     """Makes the answer to a request of its states, whole or as events; a late error ends these by one of its own."""
 
@@ -109,7 +105,7 @@ class Service:
         # Time limits of bodies that are arriving.
         self.arriving: set[asyncio.Timeout] = set()
         self._reported: set[str] = set()
-        self._has_warned_of_tools = self._is_ending = False
+        self._has_warned_of_tools = self.is_ending = False
 
     @property
     def _finds_no_calls(self) -> bool:
@@ -242,7 +238,7 @@ class Service:
             ApiError: a prompt or parameter that the model does not support; a full queue; a dead engine; the server's
                 end.
         """
-        if self._is_ending:
+        if self.is_ending:
             raise shutting_down()
         most = self.llm.config.scheduler.max_queued_requests
         if most is not None and len(prompts) > most:
@@ -277,7 +273,7 @@ class Service:
             async with aclosing(merged(states)) as both:
                 async for index, state in both:
                     timers[index].saw(state)
-                    if self._is_ending and not state.finished:
+                    if self.is_ending and not state.finished:
                         # The engine did not know it yet when all were aborted.
                         raise shutting_down()
                     self._check_outputs(state.outputs, params)
@@ -318,7 +314,7 @@ class Service:
 
     def _check_outputs(self, outputs: Sequence[CompletionOutput], params: SamplingParams) -> None:
         for output in outputs:
-            if output.finish_reason == "abort" and self._is_ending:
+            if output.finish_reason == "abort" and self.is_ending:
                 raise shutting_down()
             if output.finish_reason == "error":
                 is_asked_for = any(getattr(params, name) for name in _FORBIDDING)
@@ -365,12 +361,16 @@ class Service:
                 self._stats = asked.result()
             elif isinstance(error, EngineDeadError):
                 self._stats = None
+            elif not isinstance(error, QueueFullError):
+                raise error
 
     async def end_requests(self) -> None:
         """Abort every running request, and answer it and later ones with 503."""
-        self._is_ending = True
+        self.is_ending = True
         for limit in self.arriving:
-            limit.reschedule(ENDED)
+            # One that is passing now ends by itself.
+            if not limit.expired():
+                limit.reschedule(0)
         for answer in list(self._running):
             await self.abort(answer)
 

@@ -92,6 +92,7 @@ MISTAKES: list[tuple[list[object], str]] = [
     (["--api-key", " "], "api_key holds an empty text"),
     (["--allowed-origins", '["*"]'], "allowed_origins holds '[\"*\"]'; give *, or scheme://host[:port]"),
     (["--allowed-origins", "https://here/"], "allowed_origins holds 'https://here/'"),
+    (["--allowed-origins", "https://*.here"], "allowed_origins holds 'https://*.here'"),
     (["--ssl-keyfile", "x"], "belong together"),
     (["--chat-template", "absent.jinja", "--port", 0], "--chat-template is 'absent.jinja': No such file"),
     (["--tool-call-parser", "granite"], "'granite' is not one of 'auto'"),

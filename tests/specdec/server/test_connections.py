@@ -2,13 +2,14 @@
 
 import asyncio
 import re
+import resource
 from typing import Any
 
 import pytest
 
 from specdec import SamplingParams
 from specdec.server.http_protocol import _BatchedWrites
-from specdec.server.http_server import HttpServer
+from specdec.server.http_server import HttpServer, raise_file_limit
 from specdec.server.server_settings import ServerSettings
 from specdec.server.service import Service
 from tests.specdec.server.long_requests import CHAT, LONG, opened, wait_until_running
@@ -65,6 +66,35 @@ def test_idle_connections_stay_open_longer_than_those_of_proxies(engine: Served)
         return HttpServer(Service(engine.llm, settings, "tiny")).config.timeout_keep_alive
 
     assert (seconds(ServerSettings()), seconds(ServerSettings(timeout_keep_alive=7))) == (75, 7)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "expected"),
+    [
+        (1024, 4096, 4096),
+        (1024, 1 << 20, 1 << 16),
+        (1 << 17, 1 << 20, 1 << 17),
+        (1024, resource.RLIM_INFINITY, 1 << 16),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, 1 << 16),
+    ],
+)
+def test_the_limit_of_open_files_is_raised(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, expected: int
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
+    assert raise_file_limit() == expected
+    assert asked == ([(expected, hard)] if soft == 1024 else [])
+
+
+def test_a_limit_of_open_files_that_the_system_keeps_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int, limits: tuple[int, int]) -> None:
+        raise ValueError(limits)
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert raise_file_limit() == 256
 
 
 def test_writes_of_one_turn_are_sent_at_once_and_in_order() -> None:

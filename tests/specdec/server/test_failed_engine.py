@@ -13,6 +13,8 @@ import pytest
 
 from specdec.async_engine.async_llm import AsyncLLM
 from specdec.cli.app import main
+from specdec.core.engine_stats import EngineStats
+from specdec.core.errors import QueueFullError
 from specdec.server.server_settings import ServerSettings
 from specdec.server.service import Service
 from tests.profiles import by_day
@@ -54,6 +56,18 @@ def test_metrics_of_an_engine_that_hangs_are_the_last_known(engine: Served, monk
         # Not what the engine answers late to a page before.
         (after,) = METRIC.findall(server.send("GET", "/metrics")[2].decode())
         assert float(after) > float(before)
+
+
+def test_metrics_are_the_last_known_where_a_replica_does_not_answer(
+    engine: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_: AsyncLLM) -> EngineStats:
+        raise QueueFullError("a replica did not answer")
+
+    with engine.again() as server:
+        before = METRIC.findall(server.send("GET", "/metrics")[2].decode())
+        monkeypatch.setattr(AsyncLLM, "stats", refuse)
+        assert METRIC.findall(server.send("GET", "/metrics")[2].decode()) == before != []
 
 
 def test_pages_of_metrics_that_are_asked_for_at_once_share_an_answer(engine: Served) -> None:
