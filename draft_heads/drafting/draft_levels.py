@@ -44,6 +44,7 @@ class RowSampling(NamedTuple):
             for_graph: whether both are wanted, also where they change nothing.
         """
         if any(s.edits for s in samplings):
+            assert not for_graph, "rows with logit edits are drafted without a graph"
             return None
         temperatures = limits = None
         if for_graph or any(not s.is_greedy and s.temperature != 1 for s in samplings):

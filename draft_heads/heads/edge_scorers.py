@@ -140,7 +140,10 @@ class PathGRU(nn.Module):
 
     def forward(self, x: Tensor, states: Tensor) -> Tensor:
         """Return the states after inputs: `[paths, inputs]` and `[paths, size]` to `[paths, size]`."""
-        return torch.gru_cell(x, states, self.weight_ih_l0, self.weight_hh_l0)
+        # Not torch.gru_cell: autocast on a GPU would round the states that paths carry.
+        read, kept = F.linear(x, self.weight_ih_l0).chunk(3, -1), F.linear(states, self.weight_hh_l0).chunk(3, -1)
+        reset, update = torch.sigmoid(read[0] + kept[0]), torch.sigmoid(read[1] + kept[1])
+        return (1 - update) * torch.tanh(read[2] + reset * kept[2]) + update * states
 
 
 class DominoScorer(nn.Module):

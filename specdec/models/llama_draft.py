@@ -66,10 +66,10 @@ def draft_of(model: LlamaModel, folder: Path, target: Path, sizes: LlamaConfig) 
     Args:
         folder: the Llama's.
         target: the target's folder, for its tokenizer.
-        sizes: the target's shape.
+        sizes: the target's shape, whose `vocab_size` the Llama has.
 
     Raises:
-        CheckpointError: the Llama has another vocabulary, or weights that are not finite.
+        CheckpointError: the Llama's tokens are others, or its weights are not finite.
     """
     check_same_vocabulary(folder, target)
     if not is_gguf(folder):

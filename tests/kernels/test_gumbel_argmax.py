@@ -140,7 +140,7 @@ def test_tokens_are_the_references(seed: int, rows: int, vocab: int, dtype: torc
         assert perturbed[expected[row]] - perturbed[actual[row]] < NOISE_ERROR
 
 
-def test_the_reference_is_the_verifiers_rule() -> None:
+def test_only_sampled_rows_of_the_reference_have_noise() -> None:
     scores, keys, sampled = drawn_rows(3, 6, 300, torch.float32)
     vectors = [noise.gumbel(*key, 300) for key in torch.stack(list(keys), 1).tolist()]
     perturbed = scores.cpu() + torch.stack(vectors) * sampled.cpu()[:, None]
