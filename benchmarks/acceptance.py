@@ -6,11 +6,14 @@ Prompts: `benchmarks/prompts/`. Tau is a property of head and tree, not of the m
 """
 
 import argparse
+from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.report import finish, read_prompts
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.outputs import SpeculationStats
+from specdec.draft_heads.drafting import level_loops, tree_drafter
 from specdec.draft_heads.drafting.drafter import Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 
@@ -65,17 +68,19 @@ def main() -> None:
                 max_num_batched_tokens=SEATS * (1 + nodes) + PROMPT_TOKENS,
             )
             assert isinstance(llm.engine.worker.drafter, ModelDrafter)
-            if rule == "one-hot top-k":
-                # The most probable tokens by q, as in EAGLE-2 and SGLang: searched without noise, not drawn.
-                llm.engine.worker.drafter.proposal = Proposal.COUPLED
-                setattr(llm.engine.worker.drafter, "_own_noise", lambda rows: [None] * len(rows))  # noqa: B010
-            for name in ("sgd-eval", "gsm8k-eval"):
-                for temperature in args.temperatures:
-                    # At temperature 0 all rules are one.
-                    if temperature or rule == args.rules[0]:
-                        row = {"rule": rule, "shape": text, **measure(llm, name, temperature, args.max_tokens)}
-                        print(row, flush=True)
-                        rows.append(row)
+            with ExitStack() as stack:
+                if rule == "one-hot top-k":
+                    # The most probable tokens by q, as in EAGLE-2 and SGLang: searched without noise, not drawn.
+                    llm.engine.worker.drafter.proposal = Proposal.COUPLED
+                    stack.enter_context(patch.object(level_loops, "noise_keys", lambda rows: [None] * len(rows)))
+                    stack.enter_context(patch.object(tree_drafter, "noise_key", lambda _: None))
+                for name in ("sgd-eval", "gsm8k-eval"):
+                    for temperature in args.temperatures:
+                        # At temperature 0 all rules are one.
+                        if temperature or rule == args.rules[0]:
+                            row = {"rule": rule, "shape": text, **measure(llm, name, temperature, args.max_tokens)}
+                            print(row, flush=True)
+                            rows.append(row)
     finish(args.name, {"dtype": llm.config.dtype, "max_tokens": args.max_tokens}, rows)
 
 

@@ -8,7 +8,6 @@ around the step. Medians over the steps of all rounds; the models take turns, ro
 
 import argparse
 import time
-from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -18,7 +17,7 @@ from specdec.bench.environment import shown_path
 from specdec.engine.engine import LLMEngine
 from specdec.kernels.native.library import Library
 
-ARITHMETIC = ("target_pass", "draft", "product", "layer", "attend", "norm")
+ARITHMETIC = ("pass", "draft", "draft_block", "product", "rows", "layer", "attend", "norm")
 
 
 class StepClock:
@@ -27,31 +26,28 @@ class StepClock:
     def __init__(self) -> None:
         self.steps, self.inside = list[float](), list[float]()
         self._calls = 0.0
-        for name in ARITHMETIC:
-            setattr(Library, name, self._timed(getattr(Library, name), self._add))
-        LLMEngine.step = self._timed(LLMEngine.step, self._end)  # type: ignore[method-assign]
+        call, step = Library.call, LLMEngine.step
+
+        def timed_call(library: Library, name: str, *arguments: Any) -> None:
+            began = time.perf_counter()
+            call(library, name, *arguments)
+            if name in ARITHMETIC:
+                self._calls += time.perf_counter() - began
+
+        def timed_step(engine: LLMEngine) -> Any:
+            began = time.perf_counter()
+            result = step(engine)
+            self.steps.append(time.perf_counter() - began)
+            self.inside.append(self._calls)
+            self._calls = 0.0
+            return result
+
+        Library.call = timed_call  # type: ignore[method-assign]
+        LLMEngine.step = timed_step  # type: ignore[method-assign]
 
     def clear(self) -> None:
         self.steps.clear()
         self.inside.clear()
-
-    @staticmethod
-    def _timed(function: Callable[..., Any], done: Callable[[float], None]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            began = time.perf_counter()
-            result = function(*args)
-            done(time.perf_counter() - began)
-            return result
-
-        return run
-
-    def _add(self, seconds: float) -> None:
-        self._calls += seconds
-
-    def _end(self, seconds: float) -> None:
-        self.steps.append(seconds)
-        self.inside.append(self._calls)
-        self._calls = 0.0
 
 
 def main() -> None:

@@ -357,7 +357,9 @@ class LLM:
                 does not support; an adapter that does not fit it.
             QueueFullError: running requests have as many other adapters as can be loaded.
         """
-        (add,) = self._adds([prompt], params, [priority], cache_salt, lora_request)
+        content, text, salt = read_prompt(prompt, cache_salt)
+        add = self.request_maker.add(content, params, priority, salt)
+        add.text, add.adapter = text, lora_request
         grammar = self.request_maker.compile(add)
         with self._shared.turn() as engine:
             assert engine.ranks.layout.size == 1, "other ranks are told of requests that are queued"

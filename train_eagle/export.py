@@ -1,5 +1,6 @@
 """`specdec export`, also `python -m specdec.train_eagle.export`."""
 
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -29,8 +30,11 @@ def export(
 
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
     from specdec.models.hub import checkpoint_path
+    from specdec.train_eagle.evaluation.evaluation import Evaluation
     from specdec.train_eagle.training.head_export import export_folder, from_folder, from_run
 
+    evaluation = Evaluation.read(given.evaluation) if given.evaluation else None
+    notes = _text(given.notes) if given.notes else None
     if given.run is not None:
         trained = from_run(given.run, given.model)
         if "data" not in trained.recipe:
@@ -38,8 +42,15 @@ def export(
     else:
         assert given.draft is not None
         trained = from_folder(checkpoint_path(given.draft), given.model)
-    export_folder(trained, given)
+    export_folder(trained, given, evaluation, notes)
     typer.echo(f"config.json, model.safetensors and README.md in {given.out}")
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: cannot be read: {error}; give a Markdown file") from None
 
 
 if __name__ == "__main__":

@@ -147,8 +147,8 @@ class CompileLanes:
     def _run(self, compilation: Compilation, timeout: float) -> None:
         try:
             compilation.check()
-            source = None
-            if self._compiler.known(compilation.params) is None:
+            grammar = self._compiler.known(compilation.params)
+            if grammar is None:
                 source = self._tried(compilation, timeout)
                 if source is None and timeout < self._timeout:
                     self._long.submit(compilation.client, partial(self._run, compilation, self._timeout))
@@ -160,7 +160,7 @@ class CompileLanes:
                         f"structured_compile_timeout, {timeout:g} seconds; make it smaller, or start the engine with a "
                         "larger one",
                     )
-            grammar = self._compiler.compile(compilation.params, source)
+                grammar = self._compiler.compile(compilation.params, source)
             compilation.check()
             compilation.future.set_result(grammar)
         except Exception as error:

@@ -89,7 +89,7 @@ class ReplyTo(NamedTuple):
         number: that of the call.
         is_last: whether no other follows.
         kind: name of the reply's class.
-        encoded: the reply.
+        encoded: the reply; of one made in this process, the object itself, which nobody may change.
     """
 
     number: int

@@ -12,6 +12,7 @@ from specdec.models.head_fit import check_fit
 from specdec.models.hub import shown_path
 from specdec.models.llama import read_llama_config
 from specdec.models.llama_draft import holds_llama
+from specdec.models.tokenizer import check_same_vocabulary
 from specdec.models.tp_plan import Shard, TPPlan, plan_of
 from specdec.parallel.rank_layout import RankLayout
 
@@ -60,6 +61,7 @@ def check_draft(folder: Path, target: Path, sizes: LlamaConfig) -> str:
             f"model's vocab_size {own} does not fit the target's {sizes.vocab_size}; take "
             "one whose vocab_size is the target's, or pad its embedding and output matrix to as many rows"
         )
+    check_same_vocabulary(folder, target)
     return "draft_model"
 
 

@@ -12,14 +12,12 @@ from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.heads.draft_head import CachedHead, DraftModel, TargetOutput
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, check_finite, error_context, read_config
-from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.draft_heads.llama.weight_files import read_tensors
 from specdec.gguf.file import is_gguf
 from specdec.kernels.types.fused import HeadWeights
 from specdec.models.llama import LlamaModel
-from specdec.models.tokenizer import check_same_vocabulary
 
 
 class LlamaDraftHead(CachedHead):
@@ -60,20 +58,18 @@ def holds_llama(folder: Path) -> bool:
     return "embed_tokens.weight" in tensors and "norm.weight" in tensors and not is_head
 
 
-def draft_of(model: LlamaModel, folder: Path, target: Path, sizes: LlamaConfig) -> DraftModel:
-    """Return the draft model that a loaded Llama is for a target.
+def draft_of(model: LlamaModel, folder: Path, max_position: int) -> DraftModel:
+    """Return the draft model that a loaded Llama is for a target, which `check_draft` has compared with it.
 
     Args:
         folder: the Llama's.
-        target: the target's folder, for its tokenizer.
-        sizes: the target's shape, whose `vocab_size` the Llama has.
+        max_position: the target's.
 
     Raises:
-        CheckpointError: the Llama's tokens are others, or its weights are not finite.
+        CheckpointError: the Llama's weights are not finite.
     """
-    check_same_vocabulary(folder, target)
     if not is_gguf(folder):
         with error_context(folder):
             # A target with such weights fails its first request; drafts would only be missing.
             check_finite(read_tensors(folder), model.norm.weight.dtype)
-    return DraftModel(LlamaDraftHead(model, sizes.max_position), MatrixReadout(model.output, model.config.vocab_size))
+    return DraftModel(LlamaDraftHead(model, max_position), MatrixReadout(model.output, model.config.vocab_size))

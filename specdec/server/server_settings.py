@@ -36,7 +36,7 @@ class ServerSettings:
         "Key that also opens /update_draft and the routes that load adapters; repeatable.",
         metavar="KEY",
         envvar="SPECDEC_ADMIN_API_KEY",
-        shown_default="where --api-key is given, these routes are off",
+        shown_default="these routes are off",
         flags="",
     )
     served_model_name: Sequence[str] = setting(

@@ -384,6 +384,13 @@ def test_refusals_are_one_line_with_a_remedy(
     assert "--data names a twice" in capsys.readouterr().err
     with pytest.raises(ValueError, match="not an evaluation"):
         Evaluation.read(Path(good))
+    later = {"model": "m", "draft": "d", "dtype": "float32", "max_tokens": 1, "measured": [], "accuracy": {}}
+    (tmp_path / "later.json").write_text(json.dumps(later))
+    assert Evaluation.read(tmp_path / "later.json").model == "m"
+    # Of a program that measures more: a card would leave it out in silence.
+    (tmp_path / "later.json").write_text(json.dumps({**later, "measured_later": 1}))
+    with pytest.raises(ValueError, match="not an evaluation"):
+        Evaluation.read(tmp_path / "later.json")
     with pytest.raises(ValueError, match=r"cannot be read.*evaluation\.json"):
         Evaluation.read(tmp_path / "none.json")
 

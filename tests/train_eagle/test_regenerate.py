@@ -15,6 +15,7 @@ import pytest
 from specdec import LLM, SamplingParams
 from specdec.core.request import Request
 from specdec.engine.engine import LLMEngine
+from specdec.engine.request_maker import RequestMaker
 from specdec.train_eagle.data import regeneration
 from specdec.train_eagle.program import main
 from tests.command_line import Result, Run, run_command
@@ -315,14 +316,14 @@ def test_a_turn_follows_at_once_on_the_one_before(run: Run, tmp_path: Path, monk
 def test_drafts_and_sampling_are_those_of_the_options(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[SamplingParams, LLM]] = []
-    real = LLM.add
+    seen: list[tuple[SamplingParams, RequestMaker]] = []
+    real = RequestMaker.add
 
-    def add(llm: LLM, prompt: Any, params: SamplingParams) -> Any:
-        seen.append((params, llm))
-        return real(llm, prompt, params)
+    def add(maker: RequestMaker, prompt: Any, params: SamplingParams, *more: Any) -> Any:
+        seen.append((params, maker))
+        return real(maker, prompt, params, *more)
 
-    monkeypatch.setattr(LLM, "add", add)
+    monkeypatch.setattr(RequestMaker, "add", add)
     options = {"top_k": 5, "top_p": 0.9, "min_p": 0.01, "min_tokens": 2, "repetition_penalty": 1.1, "stop": "w3"}
     run(**options)
     assert all(

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import matplotlib
 
@@ -40,6 +41,8 @@ class Measured:
         tok_per_s, plain_tok_per_s: tokens per second of single requests, with adaptive trees and without drafts; None
             if not measured.
     """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     domain: str
     temperature: float
@@ -79,6 +82,8 @@ class Evaluation:
         vocabulary: `vocabulary_digest` of the target; None without a tokenizer.
         weights: `file_digest` of the head's weights.
     """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     model: str
     draft: str

@@ -155,17 +155,15 @@ def check_evaluated(trained: Trained, evaluation: Evaluation) -> None:
             raise ValueError(f"the evaluation is {found}; evaluate the head to export, or leave out --evaluation")
 
 
-def export_folder(trained: Trained, given: ExportSettings) -> None:
+def export_folder(trained: Trained, given: ExportSettings, evaluation: Evaluation | None, notes: str | None) -> None:
     """Write config.json, model.safetensors and a model card, in the official layout of the head's kind or speculators'.
 
     Raises:
-        ValueError: the evaluation is of another head, or with another target; a file that is named cannot be read; or
-            the head has a setting that the layout cannot express.
+        ValueError: the evaluation is of another head, or with another target; or the head has a setting that the layout
+            cannot express.
     """
-    evaluation = Evaluation.read(given.evaluation) if given.evaluation else None
     if evaluation is not None:
         check_evaluated(trained, evaluation)
-    notes = _text(given.notes) if given.notes else None
     base, folder, dtype = given.base_model or trained.target, given.out, DTYPES[given.dtype]
     # None stands for settings of other kinds of heads.
     recipe = {name: value for name, value in trained.recipe.items() if value is not None}
@@ -183,10 +181,3 @@ def export_folder(trained: Trained, given: ExportSettings) -> None:
     name = folder.resolve().name
     card = model_card(name, kind, head, recipe, base, given.licence, evaluation, notes, given.layout)
     (folder / "README.md").write_text(card, encoding="utf-8")
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file}: cannot be read: {error}; give a Markdown file") from None

@@ -138,7 +138,7 @@ REFUSED, GONE = Refused("no room", "queue_full"), "the actor died"
         (UnloadAdapter, [Unloaded(False)], None, Unloaded(False)),
         (CheckIntegrity, [Integrity(None, 1, 2), Integrity("lost", 3, 4)], None, Integrity("lost", 4, 6)),
         (GetStats, [Stats(EngineStats(running=1)), Stats(EngineStats(running=2))], None, Stats(EngineStats(running=3))),
-        (GetStats, [], GONE, Stats(EngineStats())),
+        (GetStats, [], GONE, Refused("a replica did not answer: the actor died; try again", "queue_full")),
     ],
 )
 def test_replies_of_several_engines_are_joined(

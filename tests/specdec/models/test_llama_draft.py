@@ -18,13 +18,14 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from specdec import LLM, SamplingParams
+from specdec.building.checkpoint_checks import check_draft
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.models.llama import load_llama
+from specdec.models.llama import load_llama, read_llama_config
 from specdec.models.llama_draft import draft_of, holds_llama
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree_batch import slots_of
@@ -53,8 +54,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     return Small(folder, save_random_llama(folder, seed=3, **SMALL))
 
 
-def load_draft(folder: Path, target: Path) -> DraftModel:
-    return draft_of(load_llama(folder, torch.float64, CPU, TORCH), folder, target, LlamaConfig.from_json(TINY))
+def load_draft(folder: Path) -> DraftModel:
+    return draft_of(load_llama(folder, torch.float64, CPU, TORCH), folder, LlamaConfig.from_json(TINY).max_position)
 
 
 def dense_tree(model: LlamaForCausalLM, row: DraftRow, shape: DraftShape) -> set[TokenPath]:
@@ -87,7 +88,7 @@ def test_trees_equal_dense_passes_over_many_rounds(
     restarted: int,
 ) -> None:
     """Rows that read all, a part or nothing of what is known of them, from the very first token on."""
-    draft = load_draft(small.folder, small.folder)
+    draft = load_draft(small.folder)
     plan = shuffled_tables([MOST_TOKENS + shape.slots] * 3, 8, seed)
     llama = draft.head.llama
     kv = torch.full(
@@ -209,11 +210,12 @@ def test_the_same_tokenizer_is_taken(world: World, tmp_path: Path) -> None:
     save_random_llama(tmp_path, seed=3, **SMALL)
     shutil.copy(world.folder / "target" / "tokenizer.json", tmp_path)
     assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).get_vocab_size() == VOCAB
-    assert load_draft(tmp_path, world.folder / "target").head.feature_size == 0
+    target = world.folder / "target"
+    assert check_draft(tmp_path, target, read_llama_config(target)) == "draft_model"
 
 
-def test_it_has_no_more_positions_than_its_target(world: World, tmp_path: Path) -> None:
+def test_it_has_no_more_positions_than_its_target(tmp_path: Path) -> None:
     save_random_llama(tmp_path)
     edit_json(tmp_path / "config.json", max_position_embeddings=10**9)
-    draft = load_draft(tmp_path, world.folder / "target")
+    draft = load_draft(tmp_path)
     assert draft.head.llama.max_position == LlamaConfig.from_json(TINY).max_position
