@@ -6,6 +6,7 @@ import typer
 
 from specdec.cli.model_options import OWNERS, SHOWN_DEFAULTS, Model, ModelOptions
 from specdec.cli.options import Verbose, options_for, with_options
+from specdec.cli.output_files import check_writable
 from specdec.train_eagle.data.stage_settings import RegenerateSettings
 from specdec.train_eagle.stage_command import need_extra, run_stage
 
@@ -46,6 +47,7 @@ def regenerate(
     sampling = {**options, "temperature": None, "max_tokens": given.max_tokens, "seed": given.seed}
     sampling["max_num_seqs"] = options.get("max_num_seqs") or SEATS
     model_options = ModelOptions.of(model, draft, sampling)
+    check_writable(given.out, "--out")
     need_extra("regenerate")
 
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.

@@ -170,5 +170,9 @@ def _referred(reference: str, root: Any) -> Any:
     """Return the schema that a reference names, None if it is not there."""
     found = root
     for part in unquote(reference).removeprefix("#").split("/")[1:]:
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            found = found[int(key)] if key.isdecimal() and int(key) < len(found) else None
+        else:
+            found = found.get(key) if isinstance(found, Mapping) else None
     return found

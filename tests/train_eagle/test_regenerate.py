@@ -193,6 +193,15 @@ def test_a_file_of_unknown_origin_is_kept(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "answers.jsonl").read_text() == "mine\n"
 
 
+def test_a_folder_that_is_not_there_is_told_before_the_model_is_loaded(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specdec.cli.model_options.ModelOptions.load", None)
+    result = run(out=tmp_path / "none" / "answers.jsonl")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert f"--out {tmp_path / 'none' / 'answers.jsonl'}: {tmp_path / 'none'} is no folder" in result.err
+
+
 @pytest.mark.long
 def test_a_run_goes_on_behind_any_byte_of_its_journal(run: Run, tmp_path: Path) -> None:
     """A kill leaves a part of the journal, its last row torn, and any part of the conversations."""

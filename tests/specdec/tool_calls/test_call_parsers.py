@@ -87,6 +87,8 @@ FUNCTIONS = [
                 "loop": {"$ref": "#/$defs/Loop"},
                 "nested": {"$ref": "#/$defs/Nested"},
                 "many": {"$ref": "#/$defs/0"},
+                "listed": {"$ref": "#/$defs/Nested/anyOf/1"},
+                "beyond": {"$ref": "#/$defs/Nested/anyOf/2"},
             },
         },
     },
@@ -138,6 +140,9 @@ XML: dict[str, Found] = {
     ],
     f"<function=book>{parameter('nested', '5')}{parameter('many', '5')}</function>": [
         ("book", {"nested": 5, "many": 5})
+    ],
+    f"<function=book>{parameter('listed', '5')}{parameter('beyond', '5')}</function>": [
+        ("book", {"listed": 5, "beyond": "5"})
     ],
     # White space, quotes and tags within a value.
     '<function=taxi><parameter=to>\n  if a < b:\n\n    "x"\n<br></function>\n</parameter></function>': [
