@@ -42,8 +42,8 @@ class StepClock:
             self._calls = 0.0
             return result
 
-        Library.call = timed_call  # type: ignore[method-assign]
-        LLMEngine.step = timed_step  # type: ignore[method-assign]
+        for owner, name, timed in ((Library, "call", timed_call), (LLMEngine, "step", timed_step)):
+            setattr(owner, name, timed)
 
     def clear(self) -> None:
         self.steps.clear()
