@@ -27,17 +27,24 @@ from specdec.core.garbage import no_collections
 from tests.triton_interpreter import SEED, grid_seed, prepare_interpreter
 
 _SEED = "hypothesis_seed"
+# The tests of the whole suite; see pyproject.toml.
+_DEFAULT = "not (long or nightly)"
 
 # Before anything imports a kernel.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+def _names_files(config: pytest.Config) -> bool:
+    """Whether the command line names files and tests alone."""
+    named = [argument.partition("::")[0] for argument in config.args]
+    return bool(named) and all(name.endswith(".py") for name in named)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Run files and tests named on the command line in this process, folders and the whole suite on all cores."""
-    named = [argument.partition("::")[0] for argument in config.args]
-    return 0 if named and all(name.endswith(".py") for name in named) else None
+    return 0 if _names_files(config) else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -75,7 +82,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw the seed of property tests, unless one is given. All test processes have the same."""
+    """Draw the seed of property tests, unless one is given. All test processes have the same.
+
+    Named files are run with their long tests.
+    """
+    if config.option.markexpr == _DEFAULT and _names_files(config):
+        config.option.markexpr = "not nightly"
     given = getattr(config, "workerinput", {}).get(_SEED) or config.option.hypothesis_seed
     config.option.hypothesis_seed = given or str(secrets.randbits(32))
     hypothesis.core.global_force_seed = int(config.option.hypothesis_seed)

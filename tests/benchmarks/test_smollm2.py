@@ -20,6 +20,7 @@ from tests.specdec.gguf.gguf_writing import random_model, write_gguf
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_without_the_model_the_command_exits_as_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,6 +89,7 @@ def test_sizes_are_those_of_a_256m_model_with_the_default_taps() -> None:
     assert tuple(sizes.layers[tap] for tap in default_taps(len(sizes.layers))) == default_taps(sizes.num_layers)
 
 
+@pytest.mark.long
 def test_every_weight_and_epsilon_is_exact(wide: Path) -> None:
     """In bfloat16, halves of the demo's norms; nothing else has other values."""
     for part in ("target", "eagle3", "eagle", "dspark"):

@@ -104,6 +104,7 @@ def wanted(served: Served, request: Request, row: DraftRow) -> set[TokenPath]:
     return dense_search(cache(lambda path: served.logits(tokens, taps, path)), row, served.shape)
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(10))
 @given(
     name=st.sampled_from(sorted(BLOCKS)),

@@ -289,6 +289,7 @@ batches = st.sampled_from(
 ).flatmap(lambda one: st.lists(one, min_size=1, max_size=4))
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(100))
 @given(batches, st.integers(1, 3), st.integers(1, 90), seeds)
 def test_row_sampling_is_the_transforms(many: list[Sampling], times: int, vocab: int, seed: int) -> None:

@@ -56,6 +56,7 @@ def test_trees_equal_naive_eagle2(shape: DraftShape, bounds: list[tuple[int, int
         assert [values[tree.ranks.index(rank)] for rank in range(len(tree))] == sorted(values, reverse=True)
 
 
+@pytest.mark.long
 @given(draft_shapes(4, 5), bounds, seeds)
 def test_with_ties_the_kept_are_the_best_by_value_and_depth(
     shape: DraftShape, bounds: list[tuple[int, int]], seed: int

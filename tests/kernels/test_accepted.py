@@ -57,6 +57,7 @@ def test_accepted_entries_move_behind_their_chains(
     assert features is None or (wanted is not None and torch.equal(bits(features), bits(wanted)))
 
 
+@pytest.mark.long
 @given(trees, seeds, st.integers(0, 3), st.integers(1, 5), st.booleans())
 def test_tokens_go_where_they_are_read(given_trees: list, seed: int, more: int, width: int, has_sources: bool) -> None:
     """Of some rows of the walk, in any order, to one target or two; nothing else is written."""

@@ -34,6 +34,7 @@ print(first, second, sep="|")
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_second_time_it_is_found_in_the_cache(tmp_path: Path) -> None:
     program = tmp_path / "program.py"

@@ -55,6 +55,7 @@ def test_rms_norm_equals_its_formula(
     assert_as_exact(actual, elementwise_reference.rms_norm(x, weight, EPS), exact_norm(x, weight))
 
 
+@pytest.mark.long
 @given(seeds, st.integers(1, 4), sizes, st.integers(0, 3), dtypes, st.sampled_from([64, 8192]))
 def test_add_rms_norm_is_addition_then_norm(
     seed: int, rows: int, hidden: int, spare: int, dtype: torch.dtype, block: int

@@ -72,6 +72,7 @@ def numpy_words(seed: int, sample_index: int, position: int, count: int, stream:
     return np.random.Philox(counter=[0, lane, stream, position], key=[seed, sample_index]).random_raw(count)
 
 
+@pytest.mark.long
 @given(
     st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=3),
     st.integers(0, 20),
@@ -124,6 +125,7 @@ def drawn_rows(
     return scores.to(DEVICE)[:, :vocab], columns(keys.to(DEVICE)), sampled.to(DEVICE)
 
 
+@pytest.mark.long
 @given(seeds, st.integers(1, 4), vocabularies, st.sampled_from(DTYPES))
 @example(0, 1, 128256, torch.float32)
 def test_tokens_are_the_references(seed: int, rows: int, vocab: int, dtype: torch.dtype) -> None:

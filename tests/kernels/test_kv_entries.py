@@ -128,6 +128,7 @@ def test_the_kernel_makes_the_same_codes(code: torch.dtype, scale: float) -> Non
     assert is_unwritten(plain[[0, 2]])
 
 
+@pytest.mark.long
 @given(
     seeds,
     st.integers(1, 4),

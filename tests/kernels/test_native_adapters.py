@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +85,7 @@ configs = st.builds(
 ranks = st.lists(st.sampled_from([0, 0, 1, 4, 7, 18]), min_size=7, max_size=7)
 
 
+@pytest.mark.long
 @given(libraries, configs, ranks, ranks, st.permutations([0, 1, 2, 1, 0]), seeds)
 def test_rows_are_those_of_merged_weights_and_of_their_batch_alone(
     own: Library, config: LlamaConfig, first: list[int], second: list[int], adapters: list[int], seed: int

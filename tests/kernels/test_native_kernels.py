@@ -131,6 +131,7 @@ def test_norms(own: Library, size: int, rows: int, eps: float) -> None:
     assert NativeOperations(own).rms_norm(x[:1], weight, eps).equal(actual[:1])
 
 
+@pytest.mark.long
 @given(libraries, small_cases(), st.integers(1, 2), st.sampled_from([2, 6, 16, 32, 64, 80, 96]))
 @example(library("portable", 2, torch.float32), Case([Part(70, 1, star(130), 130)], 2, 16, 0, 0), 1, 8)
 @example(library(FORMS[-1], 2, torch.float32), Case([Part(2000, 1, star(3), 3)], 5, 16, 0, 0, alibi=True), 1, 8)
@@ -231,6 +232,7 @@ def runner(
     return run
 
 
+@pytest.mark.long
 @given(libraries, configs, st.integers(1, 40), quantizations, st.booleans(), st.data())
 def test_layers(
     own: Library, config: LlamaConfig, count: int, quantization: Quantization, norm: bool, data: st.DataObject

@@ -87,6 +87,7 @@ def test_uniforms_differ_by_seed_sample_position_and_stream() -> None:
     assert len(set(values)) == len(values)
 
 
+@pytest.mark.long
 def test_uniforms_have_the_uniform_distribution() -> None:
     """Kolmogorov-Smirnov at the 0.1 % point, over positions as over the values of one."""
     for values in (

@@ -64,6 +64,7 @@ def check(device: torch.device, before: list[Part], inside: list[Part], after: l
 some = st.lists(parts(), max_size=5)
 
 
+@pytest.mark.long
 @given(some, some, some)
 def test_parts_arrive_as_they_were_added(before: list[Part], inside: list[Part], after: list[Part]) -> None:
     check(CPU, before, inside, after)

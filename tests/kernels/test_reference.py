@@ -114,6 +114,7 @@ def test_merged_attention_equals_attention_over_all_keys(seed: int, at: int) -> 
     torch.testing.assert_close(merge(*parts), attend(q, k, v, None, 0.3).output, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.long
 @given(cases())
 def test_tree_attention_twice_over_the_same_rows_is_the_same(case: Case) -> None:
     built = build(case)

@@ -85,6 +85,7 @@ class Texts:
         return self.store.find(text if asker is None else asker, self.space(text), last, most, depth)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(library_file() is None, reason="not built here")
 @settings(max_examples=num_cases(100))
 @given(

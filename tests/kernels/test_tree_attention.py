@@ -169,6 +169,7 @@ def planning(processors: int, min_part: int) -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 @given(cases(), shapes)
 @example(Case([Part(0, 1, EMPTY, 0)], 1, 8, 0, 0), Shape(1, 16, torch.float32))
 @example(Case([Part(7, 1, star(8), 8)], 7, 8, 0, 0), Shape(2, 80, torch.bfloat16))

@@ -90,6 +90,7 @@ def test_latency_measures_all_modes_in_one_run(bench: Bench, tiny: Tiny) -> None
     assert 1 < modes[str(tiny.head)]["tau"] < 3
 
 
+@pytest.mark.long
 def test_figures_of_speculation_are_those_of_the_engine(bench: Bench, tiny: Tiny) -> None:
     """Tau and acceptance per depth, summed over the prompts."""
     (mode,) = (
@@ -173,6 +174,7 @@ def test_modes_without_options(
     assert list(bench("acceptance", "--json").modes) == modes
 
 
+@pytest.mark.long
 def test_conversations_and_texts(bench: Bench, dataset: Path) -> None:
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
     lines: list[dict[str, Any]] = [
@@ -188,6 +190,7 @@ def test_conversations_and_texts(bench: Bench, dataset: Path) -> None:
     assert "line 2: messages need the chat template" in result.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rate", [(), ("--request-rate", 1000)])
 def test_throughput_runs_the_prompts_together(bench: Bench, tiny: Tiny, rate: tuple[object, ...]) -> None:
     result = bench("throughput", "--draft", tiny.head, "--num-prompts", 1, "--json", *rate)
@@ -199,6 +202,7 @@ def test_throughput_runs_the_prompts_together(bench: Bench, tiny: Tiny, rate: tu
         assert mode["speedup"]
 
 
+@pytest.mark.long
 def test_tables_and_files(bench: Bench, tiny: Tiny, tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     result = bench("latency", "--draft", tiny.head, "--output", output)
@@ -223,6 +227,7 @@ def test_a_file_that_cannot_be_written_in_the_end_costs_no_figures(
     assert result.err == f"specdec: --output {tmp_path}/results.json: cannot be written: No space left on device\n"
 
 
+@pytest.mark.long
 def test_sampled_tokens_are_compared_under_the_coupled_rule_alone(bench: Bench, tiny: Tiny) -> None:
     coupled, rejection = str(tiny.head), f"{tiny.head}:verify=rejection"
     modes = bench("acceptance", "--draft", coupled, "--draft", rejection, "--temperature", 1, "--json").modes

@@ -58,6 +58,7 @@ def test_transformers_with_prompt_lookup(tiny: Tiny, own: TimedRun) -> None:
     assert all(sample.stats.steps <= sample.stats.tokens <= 7 for sample in run.samples)
 
 
+@pytest.mark.long
 def test_transformers_with_an_assistant(tiny: Tiny, own: TimedRun, tmp_path: Path) -> None:
     target = AutoModelForCausalLM.from_pretrained(tiny.target, dtype=torch.float64)
     save_shallow_llama(tmp_path, target)

@@ -104,6 +104,7 @@ def test_trees_are_those_of_the_merged_draft_model(
     assert [tokens(steps) for steps in found] == [tokens(steps) for steps in without]
 
 
+@pytest.mark.long
 def test_the_adapter_of_the_draft_model_sets_prefixes_apart(world: World, made: Any) -> None:
     """Its entries are in the same blocks as the target's."""
     adapters, _ = made("eagle3")

@@ -261,6 +261,7 @@ def test_ranks_with_a_checkpoints_scales(
         torch.testing.assert_close(cache.target_scales, own)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("target", "draft"), [("int8", "int8"), ("fp8_e4m3", "int8")])
 def test_stores_tell_dtypes_of_the_cache_apart(world: World, tmp_path: Path, target: str, draft: str) -> None:
     """Blocks of int8 and fp8 are of the same size. Where the head's alone differ, the target's are found."""

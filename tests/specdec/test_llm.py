@@ -239,6 +239,7 @@ def test_a_call_for_which_the_queue_is_too_short_leaves_nothing_in_it(folder: Pa
     assert len(llm.generate([[3], [4]], FREE, use_tqdm=False)) == 2
 
 
+@pytest.mark.long
 def test_a_head_with_few_positions_is_told_of(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,7 @@ def expected(world: World, number: int, prompt: Sequence[int], params: SamplingP
     return oracle.generate(world.adapted(number).logits, prompt, params, sampling).tokens
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("draft", ["none", "eagle", "eagle3", *BLOCKS, "llama"])
 def test_tokens_are_those_of_the_merged_weights(world: World, draft: str, temperature: float) -> None:
@@ -117,6 +118,7 @@ def test_rows_of_one_adapter_are_multiplied_together(world: World, monkeypatch: 
     assert [output.token_ids for output in outputs] == alone
 
 
+@pytest.mark.long
 def test_samples_and_beams_have_the_adapter(world: World) -> None:
     (prompt,) = prompts(1)
     sampled = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=12, ignore_eos=True)
@@ -146,6 +148,7 @@ def three(world: World, tmp_path: Path) -> tuple[LLM, list[LoRARequest]]:
     return engine(world, max_loras=2), [request_for(folder, i + 1) for i, folder in enumerate(folders)]
 
 
+@pytest.mark.long
 def test_the_least_recently_used_adapter_makes_way(three: tuple[LLM, list[LoRARequest]]) -> None:
     llm, given = three
     results = [llm.generate([[5, 6]], GREEDY, lora_request=each, use_tqdm=False)[0].token_ids for each in given[:2]]

@@ -85,6 +85,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
         assert gpu.pinned.taken == 0
 
 
+@pytest.mark.long
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(geometries, st.integers(2, 70), st.integers(0, 1 << 20))
 @example(LARGE, 33, 0)

@@ -108,6 +108,7 @@ def test_allocations_of_other_threads_are_no_part_of_a_capture(gpu: SimulatedGPU
     assert str(held[-1]).startswith("allocation of device memory")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("gpu")
 def test_graphs_outlive_those_of_an_ended_engine() -> None:
     """A stream's workspace for cuBLAS lies in the memory of the graph that captured the stream's first product."""
@@ -147,6 +148,7 @@ def test_an_engine_captures_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> No
     assert (len(kept), streams) == (5, [GPU])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("gpu")
 def test_the_memory_of_graphs_that_are_all_gone_is_not_asked_for_again() -> None:
     """Torch refuses to capture into it."""

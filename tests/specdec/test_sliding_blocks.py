@@ -91,6 +91,7 @@ def test_a_request_of_twenty_windows_runs_in_three(world: World, drafter: str, t
         assert output.stats.drafted > 2 * output.stats.steps
 
 
+@pytest.mark.long
 @pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 def test_the_compiled_pass_and_search_read_no_block_that_was_given_back(world: World) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=LENGTH - len(PROMPT), ignore_eos=True)

@@ -71,6 +71,7 @@ def test_a_request_bounds_its_chains_too(world: World) -> None:
         assert output.stats.accepted_prediction == 40
 
 
+@pytest.mark.long
 def test_chains_are_as_long_as_trees_have_nodes(world: World) -> None:
     """A level of a chain costs no pass of the head."""
     llm = load(world, "head", adaptive_drafts=False)

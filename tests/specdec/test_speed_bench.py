@@ -30,6 +30,7 @@ def test_the_first_turn_of_each_line_is_the_prompt() -> None:
         assert (prompt.messages, prompt.text) == (line["messages"], line["messages"][-1]["content"])
 
 
+@pytest.mark.long
 def test_figures_are_told_for_each_kind(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--model", tiny.target, "--draft", tiny.head, "--dataset", FILE, "--dtype", "float64", "--json"]
     with pytest.raises(SystemExit) as ended:

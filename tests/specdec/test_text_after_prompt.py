@@ -37,6 +37,7 @@ def after(prompt: list[int], tokens: list[int], hides: bool = True) -> str:
     return whole[len(before) :]
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(prompts=st.lists(st.lists(st.sampled_from(WORD_IDS), min_size=1, max_size=9), min_size=1, max_size=6))
 def test_texts_of_samples(llm: LLM, prompts: list[list[int]]) -> None:

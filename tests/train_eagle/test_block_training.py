@@ -121,6 +121,7 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(
     assert all(torch.equal(tensor, files[1][name]) for name, tensor in files[0].items())
 
 
+@pytest.mark.long
 def test_ranks_are_those_of_training(trained: Path, target: Path) -> None:
     llm = LLM(target, trained, dtype="float64", shape=SHAPE, adaptive_drafts=False, kernels="torch")
     drafter = llm.engine.worker.drafter

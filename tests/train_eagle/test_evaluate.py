@@ -105,6 +105,7 @@ def ranks_of(llm: LLM, sample: Sample, depth: int) -> torch.Tensor:
 prompts = st.lists(st.integers(5, VOCAB - 1), min_size=1, max_size=9)
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(10))
 @given(prompt=prompts, length=st.integers(2, 24))
 def test_ranks_foretell_every_step_of_the_engine(llm: LLM, prompt: list[int], length: int) -> None:
@@ -121,6 +122,7 @@ def test_ranks_foretell_every_step_of_the_engine(llm: LLM, prompt: list[int], le
     assert stats.steps == steps
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(5))
 @given(asked=st.lists(prompts, min_size=1, max_size=3), length=st.integers(1, 24))
 def test_a_replay_takes_the_steps_of_the_engine(llm: LLM, asked: list[list[int]], length: int) -> None:
@@ -151,6 +153,7 @@ def replayed(llm: LLM, asked: list[list[int]], length: int) -> list[SpeculationS
     return replay(DraftModel(head, readout), answers, llm.config.shape, TORCH)
 
 
+@pytest.mark.long
 def test_the_heads_are_right_now_and_then(target: Path, head: Path) -> None:
     """Without which the test above would show little."""
     shape = SHAPES["chains of likeliest tokens"]
@@ -310,6 +313,7 @@ def test_without_options_both_trees_are_measured_and_engines_leave_each_other_ro
     assert (most, is_open) == ([2], set())
 
 
+@pytest.mark.long
 def test_a_text_ends_where_the_heads_positions_do(target: Path, tmp_path: Path) -> None:
     short = tmp_path / "short"
     save_random_head(short, max_position_embeddings=24)

@@ -192,6 +192,7 @@ def card(folder: Path) -> tuple[dict[str, Any], str]:
     return yaml.safe_load(front), text
 
 
+@pytest.mark.long
 def test_the_card_says_what_the_head_is_and_does(kind: str, target: Path, model: LlamaModel, tmp_path: Path) -> None:
     save_run(kind, tmp_path / "run", target, model)
     rows = [

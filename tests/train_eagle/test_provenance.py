@@ -116,6 +116,7 @@ def test_training_refuses_data_of_other_tokens(world: World, refused: Refused) -
     assert "give that target by --model" in told
 
 
+@pytest.mark.long
 def test_the_default_target_is_one_too(world: World, refused: Refused) -> None:
     """`prepare` or `train` without --model takes the demo's."""
     told = refused("train", "--data", world.prepared, "--out", world.folder / "new")
@@ -179,6 +180,7 @@ def test_a_run_of_other_weights_or_other_data_is_refused(world: World, refused: 
     assert "--no-resume" in told
 
 
+@pytest.mark.long
 def test_a_run_of_data_prepared_anew_is_refused(world: World, refused: Refused) -> None:
     call(*train(world, world.own))
     shutil.rmtree(world.prepared)

@@ -93,6 +93,7 @@ def test_answers_are_the_models_after_its_own_earlier_ones(run: Run, target: Pat
     assert next(found, None) is None
 
 
+@pytest.mark.long
 def test_conversations_left_out_are_counted_and_named(run: Run, data: Path, tmp_path: Path) -> None:
     result = run(max_tokens=12)
     problems = {row["conversation"]: row for row in journal(tmp_path)[1:] if "problem" in row}
@@ -377,6 +378,7 @@ def test_a_last_question_is_answered_in_every_form(run: Run, tmp_path: Path) -> 
     assert all(turns[-1]["role"] == "assistant" for turns in answers(tmp_path))
 
 
+@pytest.mark.long
 def test_bad_input_is_left_out_counted_and_refused_if_asked(run: Run, tmp_path: Path) -> None:
     sharegpt = {"conversations": [{"from": "human", "value": "w1"}, {"from": "gpt", "value": "w2"}]}
     silent = {"messages": [{"role": "system", "content": "w1"}]}

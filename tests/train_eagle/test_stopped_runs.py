@@ -98,6 +98,7 @@ def test_a_run_ended_by_a_signal_goes_on_to_the_same_weights(
     assert all(torch.equal(tensor, saved[1][name]) for name, tensor in saved[0].items())
 
 
+@pytest.mark.long
 def test_a_second_ctrl_c_ends_a_run_at_once(target: Path, data: Path, tmp_path: Path) -> None:
     """And leaves the last checkpoint; SIGTERM as often as it likes waits for the step's end."""
     run = TrainingRun(config(target, data, tmp_path))

@@ -184,6 +184,7 @@ def test_uneven_batches_of_a_step_are_one_batch(target: Path, data: Path, tmp_pa
     torch.testing.assert_close(found[1], found[0])
 
 
+@pytest.mark.long
 def test_a_full_disk_is_told_in_one_line_and_leaves_what_was_there(target: Path, data: Path, tmp_path: Path) -> None:
     """Safetensors and torch raise errors of their own, which ended in a traceback, and the best head was torn."""
     run = TrainingRun(config(target, data, tmp_path, epochs=1))
@@ -321,6 +322,7 @@ def test_a_served_head_is_trained_further_on_what_was_served(target: Path, data:
         TrainingRun(config(target, data, tmp_path / "third", start=tmp_path / "served", head="eagle"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("own", [{"head": "eagle"}, {"head": "dflash"}, {"head": "dspark", "draft_vocab_size": 50}])
 def test_a_head_in_a_folder_is_a_start_with_all_its_weights(
     target: Path, data: Path, tmp_path: Path, own: dict[str, Any]

@@ -138,6 +138,7 @@ EVERY = torch.ones(3, 40, dtype=torch.bool)
 EVERY[1, ::3] = False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["ce", "kl"])
 def test_gradcheck(kind: LossKind) -> None:
     case = make_case(9, torch.tensor([0, 1, 4, 6]), EVERY[:, :4], 5, kind, 3, seed=0)

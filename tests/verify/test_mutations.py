@@ -76,6 +76,7 @@ SAMPLED_FAULTS = {
 }
 
 
+@pytest.mark.long
 def test_sound_rules_pass() -> None:
     same = mutant(rejection, ONE_HOT_STEP, ONE_HOT_STEP).walk_rejection
     check_one_hot(same)

@@ -146,6 +146,7 @@ def test_tokens_are_those_of_an_engine_without_graphs(folder: Path, head: str, k
     assert recorder.replays > 1
 
 
+@pytest.mark.long
 def test_a_step_beyond_the_buckets_is_run_as_it_is(engines: tuple[LLM, LLM, Recorder]) -> None:
     _, graphed, recorder = engines
     before = recorder.replays

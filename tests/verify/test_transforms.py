@@ -27,6 +27,7 @@ def rows(draw: st.DrawFn) -> SampledRow:
     return SampledRow(tree, Context(draw(samplings(VOCAB)), prompt + output, len(prompt)))
 
 
+@pytest.mark.long
 @given(st.lists(rows(), min_size=1, max_size=4), seeds)
 def test_every_node_equals_the_definition_with_its_own_path(batch: list[SampledRow], seed: int) -> None:
     count = sum(1 + len(row.tree) for row in batch)

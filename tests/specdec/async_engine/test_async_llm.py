@@ -143,6 +143,7 @@ def _without_times(step: TreeTrace) -> TreeTrace:
     return step._replace(values=(), probs=(), seconds=0, plain_seconds=None)
 
 
+@pytest.mark.long
 def test_steps_carry_their_trees(served: Served, offline: LLM) -> None:
     """The same trees as in this process, by either reader: one of each state, and one of the last state alone."""
     params = replace(SHORT, n=2)
@@ -456,6 +457,7 @@ def test_an_idle_engine_sleeps(served: Served) -> None:
     assert served.run(wakes()) <= 20
 
 
+@pytest.mark.long
 def test_it_is_started_once_and_says_if_it_is_not(folder: Path) -> None:
     llm = AsyncLLM(folder / "target", draft=None, **SETTINGS)
     assert not llm.healthy

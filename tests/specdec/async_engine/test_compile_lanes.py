@@ -97,6 +97,7 @@ def tokens(peer: Peer, number: int) -> list[int]:
     return [token for delta in peer.ended(number)[number] for token in delta.token_ids]
 
 
+@pytest.mark.long
 def test_one_form_without_end_keeps_nobody_waiting(llm: LLM, peer: Peer) -> None:
     """Requests with and without forms are answered beside it. Aborting ends its process."""
     expected = llm.generate([[3, 4], [5]], [SMALL, SHORT], use_tqdm=False)
@@ -224,6 +225,7 @@ def test_a_process_that_is_ending_is_replaced(peer: Peer, monkeypatch: pytest.Mo
     assert peer.ended(2)[2][-1].finish_reason is not None
 
 
+@pytest.mark.long
 def test_more_forms_than_lanes_wait(peer: Peer) -> None:
     """Those behind are compiled once others are aborted."""
     peer.send(*(add(number, [3, 4], structured(ENDLESS)) for number in range(1, 7)))

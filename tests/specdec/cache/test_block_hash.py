@@ -38,6 +38,7 @@ def pairs(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     return first, second
 
 
+@pytest.mark.long
 @settings(max_examples=CASES)
 @given(pair=pairs(), size=sizes, first_salt=salts, second_salt=salts, same_salt=st.booleans())
 def test_names_are_equal_iff_tokens_from_the_beginning_and_salts_are(

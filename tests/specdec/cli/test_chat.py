@@ -98,6 +98,7 @@ def expected(tiny: Tiny) -> Expected:
     return Expected(tiny)
 
 
+@pytest.mark.long
 def test_piped_input_gets_an_answer_for_each_line(chat: Chat, expected: Expected) -> None:
     first = expected.answer("Hello")
     second = expected.answer("Hello", first, "and then?")
@@ -105,6 +106,7 @@ def test_piped_input_gets_an_answer_for_each_line(chat: Chat, expected: Expected
     assert result == (0, f"{first}\n{second}\n", "")
 
 
+@pytest.mark.long
 def test_piped_input_has_no_colours(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = chat("Hello", "/tree").out
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -125,6 +127,7 @@ def test_a_terminal_shows_prompts_and_colours(chat: Chat, expected: Expected, mo
     assert GREEN.sub(r"\1", shown).removeprefix("\x1b[0m").startswith(f"{expected.answer('Hello', max_tokens=30)}\n")
 
 
+@pytest.mark.long
 def test_a_conversation_comes_from_the_prefix_cache(chat: Chat) -> None:
     def cached(*lines: str) -> list[int]:
         (line,) = re.findall(r"^prefix cache +(\d+) of (\d+) prompt tokens$", chat(*lines, "/stats").out, re.MULTILINE)
@@ -136,6 +139,7 @@ def test_a_conversation_comes_from_the_prefix_cache(chat: Chat) -> None:
     assert 16 <= hits <= 24 + LENGTH
 
 
+@pytest.mark.long
 def test_seed_of_the_next_answers(chat: Chat, expected: Expected) -> None:
     drawn = [expected.answer("Hello", temperature=1, seed=seed) for seed in (5, 6)]
     lines = ["/seed 5", "Hello", "/reset", "/seed 6", "Hello", "/reset", "/seed", "Hello"]
@@ -170,6 +174,7 @@ def test_reset_forgets_what_was_said(chat: Chat, expected: Expected) -> None:
     assert chat("Hello", "/reset", "Hello").out == f"{first}\n{first}\n"
 
 
+@pytest.mark.long
 def test_system_message(chat: Chat, expected: Expected) -> None:
     short, none = expected.answer("Hello", system="Be short."), expected.answer("Hello")
     assert short != none
@@ -318,6 +323,7 @@ def test_typed_bytes_that_are_no_text(chat: Chat, expected: Expected) -> None:
     assert f"\n{expected.answer('Hello')}\n" in result.out
 
 
+@pytest.mark.long
 def test_help_does_not_wait_for_torch() -> None:
     code = """
 import sys
@@ -354,6 +360,7 @@ def test_a_deep_tree_is_drawn_whole(capsys: pytest.CaptureFixture[str]) -> None:
     assert found == [str(number) for number in range(depth)]
 
 
+@pytest.mark.long
 def test_text_of_tokens() -> None:
     tokenizer = LLM(draft=None, dtype="float32", adaptive_drafts=False, prefill_stretch=0).tokenizer
     assert tokenizer is not None
@@ -365,6 +372,7 @@ def test_text_of_tokens() -> None:
     assert token_text(tokenizer, half) == "'Ã'"
 
 
+@pytest.mark.long
 def test_thinking_is_dimmed_and_no_part_of_an_answer_for_programs(
     chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

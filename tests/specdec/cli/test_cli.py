@@ -27,6 +27,7 @@ def test_environment_names_the_checkpoints(
     assert json.loads(capsys.readouterr().out)["prompt"] == "Hello"
 
 
+@pytest.mark.long
 def test_help_and_mistakes_do_not_wait_for_torch() -> None:
     code = """
 import sys
@@ -106,6 +107,7 @@ main()
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.long
 def test_module_runs_as_the_console_script_does() -> None:
     done = subprocess.run([sys.executable, "-m", "specdec", "--version"], capture_output=True, text=True, check=True)
     assert re.fullmatch(r"specdec \d+\.\d+\.\d+\n", done.stdout)

@@ -38,6 +38,7 @@ def run(request: pytest.FixtureRequest, tiny: Tiny, monkeypatch: pytest.MonkeyPa
     return call
 
 
+@pytest.mark.long
 def test_generate(run: Run, tmp_path: Path) -> None:
     code, shown = run("generate", PROMPT)
     assert code == 0

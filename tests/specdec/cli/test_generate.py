@@ -22,6 +22,7 @@ from tests.specdec.tiny_checkpoints import Tiny
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_json_tells_what_the_library_tells(run: Run, tiny: Tiny) -> None:
     result = run("Hello", "--json")
     (answer,) = result.objects
@@ -54,6 +55,7 @@ def test_both_engines_of_a_comparison_share_the_memory_of_a_gpu(run: Run, monkey
     assert shares == [(False, 0.9)]
 
 
+@pytest.mark.long
 def test_streamed_text_is_the_text_of_json(run: Run) -> None:
     (answer,) = run("Hello", "--json").objects
     result = run("Hello")
@@ -65,6 +67,7 @@ def test_streamed_text_is_the_text_of_json(run: Run) -> None:
     assert f"; tau {answer['tau']:.2f} (trees of {answer['tree']}): " in summary
 
 
+@pytest.mark.long
 def test_all_messages_of_a_user_are_the_prompt(run: Run, tiny: Tiny, jsonl: Callable[..., Path]) -> None:
     messages = [{"role": "user", "content": text} for text in ("Hi", "Bye")]
     (answer,) = run("--prompts", jsonl({"messages": messages}), "--json").objects
@@ -110,6 +113,7 @@ def test_the_last_line_says_which_answers_were_cut(run: Run, jsonl: Callable[...
     assert several.out.endswith("; 1 of 2 cut at --max-tokens 24\n")
 
 
+@pytest.mark.long
 def test_a_terminal_shows_where_text_came_from(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     (answer,) = run("Hello", "--json").objects
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -122,12 +126,14 @@ def test_a_terminal_shows_where_text_came_from(run: Run, monkeypatch: pytest.Mon
     assert GREEN.sub("", coloured)
 
 
+@pytest.mark.long
 def test_plain_decoding_accepts_nothing(run: Run) -> None:
     (answer,) = run("Hello", "--draft", "none", "--json").objects
     assert (answer["steps"], answer["tau"], answer["accepted_per_depth"]) == (23, 1.0, [])
     assert answer["token_ids"] == run("Hello", "--json").objects[0]["token_ids"]
 
 
+@pytest.mark.long
 def test_a_small_model_changes_no_token(run: Run, tiny: Tiny) -> None:
     (answer,) = run("Hello", "--compare", "--json", "--draft", tiny.target).objects
     assert answer["equal"] is True
@@ -145,6 +151,7 @@ def test_comparison_finds_equal_tokens(run: Run, jsonl: Callable[..., Path], sam
         assert answer["speedup"] == answer["tok_per_s"] / answer["plain_tok_per_s"]  # type: ignore[operator]
 
 
+@pytest.mark.long
 def test_comparison_for_people(run: Run) -> None:
     result = run("Hello", "--compare")
     assert re.search(
@@ -168,6 +175,7 @@ def test_comparison_tells_unequal_tokens(run: Run, monkeypatch: pytest.MonkeyPat
     assert run("Hello", "--compare").out.endswith("tokens differ in 1 of 1; cut at --max-tokens 24\n")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("argument", [(), ("-",)])
 def test_prompt_from_standard_input(run: Run, argument: tuple[str, ...]) -> None:
     (answer,) = run(*argument, "--json", stdin=io.StringIO("Hello\n")).objects
@@ -189,6 +197,7 @@ def test_every_kind_of_line_in_a_prompts_file(run: Run, jsonl: Callable[..., Pat
     assert blocks[1:] == texts
 
 
+@pytest.mark.long
 def test_raw_leaves_the_chat_template_out(run: Run, tiny: Tiny) -> None:
     llm = LLM(tiny.target, draft=None, dtype="float64", device="cpu")
     (plain,) = llm.generate("Hello", SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
@@ -214,6 +223,7 @@ def test_seed_decides_the_text(run: Run) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("args", "changed"),
     [
@@ -239,6 +249,7 @@ def test_sampling_options_reach_the_request(
     assert request.params == SamplingParams(**{**defaults, **changed})  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_bad_words_do_not_come(run: Run) -> None:
     free = str(run("Hello", "--json").objects[0]["text"])
     (answer,) = run("Hello", "--json", "--bad-word", free[0], "--bad-word", free[3:5]).objects
@@ -256,6 +267,7 @@ def test_nothing_ends_the_output_before_its_least_length(run: Run) -> None:
     assert str(long["text"]).startswith(text[:10])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("args", "verifier", "proposal", "shape"),
     [

@@ -43,6 +43,7 @@ def test_a_failed_request_is_told_of(run: Run, spoilt: Path, as_json: bool) -> N
         assert result.out.startswith("\n\n0 tokens, ")
 
 
+@pytest.mark.long
 def test_a_failed_request_does_not_keep_others_back(run: Run, spoilt: Path, jsonl: Callable[..., Path]) -> None:
     # No drafts, as they may hold the token that yields NaN.
     options = ["--model", spoilt, "--draft", "none", "--json", "--max-tokens", 5]
@@ -56,6 +57,7 @@ def test_a_failed_request_does_not_keep_others_back(run: Run, spoilt: Path, json
         assert len(alone["token_ids"]) == 5  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_interrupted_text_stays(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     text = str(run("Hello", "--json").objects[0]["text"])
     interrupt_after(monkeypatch, 5)

@@ -68,6 +68,7 @@ def test_generate_has_the_panels_of_its_settings() -> None:
     assert {name: panels[name] for name in expected} == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [
@@ -106,6 +107,7 @@ def test_choices_are_completed(capsys: pytest.CaptureFixture[str], monkeypatch: 
         assert set(capsys.readouterr().out.split()) == expected
 
 
+@pytest.mark.long
 def test_earlier_names_still_work(capsys: pytest.CaptureFixture[str]) -> None:
     for earlier, name in EARLIER.items():
         for words in ((earlier, "0"), (f"{earlier}=0",), (name, "0")):

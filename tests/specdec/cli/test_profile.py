@@ -29,6 +29,7 @@ def prompts(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.long
 def test_values_are_measured_and_saved_beside_the_head(run: Run, prompts: Path, tmp_path: Path) -> None:
     head = tmp_path / "head"
     shutil.copytree(DEMO / "eagle3", head)
@@ -43,6 +44,7 @@ def test_values_are_measured_and_saved_beside_the_head(run: Run, prompts: Path, 
     assert read_values(head) == pytest.approx(found["rank_values"], abs=1e-3)
 
 
+@pytest.mark.long
 def test_people_get_tables(run: Run, prompts: Path) -> None:
     result = run("--draft", "eagle", "--prompts", prompts, "--max-tokens", 16, "--temperature", 1)
     assert result.code == 0

@@ -185,6 +185,7 @@ def _words(command: list[Any]) -> list[str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_of_a_card_starts(
     name: str, published: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

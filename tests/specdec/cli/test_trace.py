@@ -58,6 +58,7 @@ class Blocks(HTMLParser):
             self.blocks[self._open] += data
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize(("command", "option"), [("generate", "--trace"), ("trace", "--output")])
 def test_a_file_that_cannot_be_written_in_the_end_leaves_the_answer(
@@ -73,6 +74,7 @@ def test_a_file_that_cannot_be_written_in_the_end_leaves_the_answer(
     assert result.out.startswith(expected["text"] + "\n\n24 tokens, ")
 
 
+@pytest.mark.long
 def test_the_file_holds_every_step_of_every_answer(run: Run, tiny: Tiny, tmp_path: Path) -> None:
     prompts, file = tmp_path / "prompts.jsonl", tmp_path / "steps.jsonl"
     prompts.write_text('{"prompt": "Hello"}\n{"prompt": "Bye"}\n')
@@ -89,6 +91,7 @@ def test_the_file_holds_every_step_of_every_answer(run: Run, tiny: Tiny, tmp_pat
     assert any(node["accepted"] for line in lines for node in line["nodes"])
 
 
+@pytest.mark.long
 def test_answers_stand_under_their_prompts_whichever_begins_first(run: Run, tiny: Tiny, tmp_path: Path) -> None:
     """The short prompt's answer begins while the long one is still read."""
     prompts, file, texts = tmp_path / "prompts.jsonl", tmp_path / "steps.jsonl", ["the cat sat on the mat " * 3, "Hi"]

@@ -104,6 +104,7 @@ def test_a_prompt_that_gives_no_finite_logits_fails_alone(engine: LLM, params: S
         assert len(output.prompt_logprobs or []) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_token_that_spoils_what_follows_ends_the_output(engine: LLM, temperature: float) -> None:
     """The tokens before the row of NaN stay."""
@@ -115,6 +116,7 @@ def test_a_token_that_spoils_what_follows_ends_the_output(engine: LLM, temperatu
     assert (output.stats.steps, output.stats.tokens) == (1, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_forbidding_every_token_fails_alone(engine: LLM, temperature: float) -> None:
     params = SamplingParams(
@@ -124,6 +126,7 @@ def test_forbidding_every_token_fails_alone(engine: LLM, temperature: float) -> 
     failed(output.outputs[0], [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_forbidding_every_token_from_some_place_on(engine: LLM, temperature: float) -> None:
     """After two tokens nothing is left: 5 must be followed by 6, and 6 by nothing."""
@@ -137,6 +140,7 @@ def test_forbidding_every_token_from_some_place_on(engine: LLM, temperature: flo
     assert [list(entries) for entries in output.logprobs or []] == [[5], [6]]
 
 
+@pytest.mark.long
 def test_only_the_end_token_before_it_may_come(engine: LLM) -> None:
     params = SamplingParams(temperature=0, allowed_token_ids=[2], min_tokens=1)
     failed(beside_others(engine, [7, 8], params).outputs[0], [])
@@ -155,6 +159,7 @@ def test_a_stream_tells_of_a_failure_once_and_goes_on(engine: LLM) -> None:
     assert len(states[-1].token_ids) == 8
 
 
+@pytest.mark.long
 def test_memory_of_a_failed_request_serves_the_next(tiny: Tiny, poisoned: Path) -> None:
     """Its cache entries are NaN, and the next holder of the blocks must not read them."""
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)

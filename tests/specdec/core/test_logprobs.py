@@ -88,6 +88,7 @@ def test_logprobs_do_not_change_the_output(llm: LLM) -> None:
 ALLOWED = (5, 6, 7, 8, 9)
 
 
+@pytest.mark.long
 def test_raw_and_processed_logprobs(tiny: Tiny, target: Callable[[list[int]], Tensor]) -> None:
     params = SamplingParams(
         temperature=0.7, min_p=1e-9, frequency_penalty=2.0, allowed_token_ids=ALLOWED, seed=8, logprobs=5, max_tokens=14

@@ -52,6 +52,7 @@ def test_without_a_seed_each_run_draws_one(llm: LLM) -> None:
     assert len({tuple(sample.token_ids) for sample in (*first, *second)}) == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verify", RULES)
 def test_figures_belong_to_the_sample(tiny: Tiny, verify: str) -> None:
     llm = load(tiny.target, tiny.head, verify=verify, shape=DraftShape(2, 48, 64))
@@ -67,6 +68,7 @@ def test_figures_belong_to_the_sample(tiny: Tiny, verify: str) -> None:
         assert any(any(sample.accepted) for sample in output.outputs)
 
 
+@pytest.mark.long
 def test_every_state_of_a_stream_holds_all_samples(llm: LLM) -> None:
     # Samples of unequal length: each ends after its own first vowel.
     params = several(3, stop_token_ids=[3 + CHARACTERS.index(letter) for letter in "aeiou"], max_tokens=40)

@@ -58,6 +58,7 @@ def test_a_cpu_has_a_default() -> None:
     assert cache_bytes(EngineConfig(), never) == CPU_CACHE_BYTES
 
 
+@pytest.mark.long
 def test_a_gpu_gives_what_weights_and_the_largest_step_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGPU(monkeypatch)
     gpu.peak = 70 * GIB
@@ -65,6 +66,7 @@ def test_a_gpu_gives_what_weights_and_the_largest_step_leave(monkeypatch: pytest
     assert cache_bytes(config, gpu.rehearse) == (60 - 20 - 1) * GIB
 
 
+@pytest.mark.long
 def test_two_engines_of_one_process_have_room_on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the second finds in use includes the first one's weights and cache."""
     gpu = FakeGPU(monkeypatch)
@@ -142,6 +144,7 @@ def test_the_rehearsal_fills_a_step_with_tokens_and_one_with_drafts(
     assert llm.engine.scheduler.stats().kv_usage == 0
 
 
+@pytest.mark.long
 def test_blocks_are_as_many_as_the_memory_holds_and_seats_can_use(world: World) -> None:
     def blocks(memory: int | None, head: Path | None, **settings: int) -> int:
         llm = LLM(world.folder / "target", head, dtype="float64", kv_cache_memory=memory, block_size=8, **settings)

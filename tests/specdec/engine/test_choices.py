@@ -58,6 +58,7 @@ def test_a_hundred_choices_take_one_pass(llm: LLM) -> None:
         assert choice.normalized_logprob == pytest.approx(sum(own) / len(own), abs=1e-9)
 
 
+@pytest.mark.long
 def test_rows_are_the_beginnings_of_choices(llm: LLM) -> None:
     """A pass has a row for each beginning that choices have in common or alone, and none for a last token."""
     runner, rows = llm.engine.worker.runner, list[int]()

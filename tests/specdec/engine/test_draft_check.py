@@ -41,6 +41,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
     found += [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("head", dict.fromkeys(DEMO_HEADS.values()), ids=lambda folder: folder.name)
 @pytest.mark.parametrize("verify", ["coupled", "rejection"])
 def test_a_trained_head_is_not_warned_of(head: Path, verify: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -58,6 +59,7 @@ def test_an_untrained_head_is_warned_of_once(world: World, draft: str, caplog: p
     assert told[0].startswith(TOLD)
 
 
+@pytest.mark.long
 def test_a_head_for_another_target_is_warned_of(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The target itself as a draft model is always right, and no more so once its output matrix has other rows."""
     target, other = world.folder / "target", tmp_path / "other"

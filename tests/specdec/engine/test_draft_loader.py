@@ -32,6 +32,7 @@ def test_fewer_positions_than_the_target_has_are_told(
     assert not caplog.records
 
 
+@pytest.mark.long
 def test_the_default_depth_of_a_block_head_is_that_of_its_block(world: World) -> None:
     """Rows of 5 draft 4 or 5 tokens; a depth that is asked for holds."""
     depths = {"dflash": 4, "dspark": 5}
@@ -51,6 +52,7 @@ def test_the_default_depth_of_a_block_head_is_that_of_its_block(world: World) ->
             assert llm.engine.worker.drafter.shape == BlockShape(wanted, *bounds, rows=5)
 
 
+@pytest.mark.long
 def test_drafts_of_a_prefix_that_another_request_has_read_are_the_same(world: World) -> None:
     """Alone, after a prefix hit, as a fork and in a batch: the head's entries come along."""
     llm = LLM(world.folder / "target", world.draft("dspark"), dtype="float64", block_size=8, adaptive_drafts=False)

@@ -131,6 +131,7 @@ def test_an_engine_refuses_before_it_loads(monkeypatch: pytest.MonkeyPatch) -> N
         LLM(kv_cache_memory=11 * GIB)
 
 
+@pytest.mark.long
 def test_a_cache_that_does_not_fit_beside_the_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_memory, "available_memory", lambda: GIB // 2)
     message = r"the cache takes \S+ GiB; beside the weights this machine has 0.5 GiB of memory available; lower kv_"

@@ -53,6 +53,7 @@ def assert_idle(llm: LLM) -> None:
     assert llm.stats().kv_usage == 0
 
 
+@pytest.mark.long
 def test_generate_inside_a_stream(llm: LLM, alone: list[list[int]]) -> None:
     undisturbed = [state.token_ids for state in llm.stream(PROMPTS[0], PARAMS)]
     states = []
@@ -85,6 +86,7 @@ def test_samples_of_one_prompt_beside_another_call(llm: LLM) -> None:
     assert last.finished
 
 
+@pytest.mark.long
 def test_text_of_every_state_is_new_once() -> None:
     llm = LLM(draft=None, dtype="float32")
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

@@ -154,6 +154,7 @@ def test_output_follows_the_dense_models_law(
     assert chi_square_tail(counts(sample_of(name).tokens, window), expected) > LEAST
 
 
+@pytest.mark.long
 @windows
 @pytest.mark.parametrize("name", ["rejection", "chain"])
 def test_output_is_distributed_as_without_speculation(

@@ -40,6 +40,7 @@ def ended(num_prompt: int, num_output: int, finish_reason: str | None = "stop") 
     return Request("r", *given, finish_reason=finish_reason)
 
 
+@pytest.mark.long
 def test_requests_that_end_well_are_kept_as_training_reads_them(world: World, tmp_path: Path) -> None:
     plain = load(world, None)
     assert plain.engine.ring is None
@@ -169,6 +170,7 @@ def test_folders_that_cannot_be_used_are_refused_at_the_start(world: World, tmp_
             load(world, tmp_path / "ring", **{f"collect_drafts_{name}": value})
 
 
+@pytest.mark.long
 def test_a_full_disk_ends_the_collection_and_no_request(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -75,6 +75,7 @@ def make(tmp_path: Path) -> Make:
     return build
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trained_on", [INPUTS, OUTPUTS])
 def test_the_head_reads_what_it_guesses_best_by(
     make: Make, trained_on: tuple[int, ...], caplog: pytest.LogCaptureFixture
@@ -96,6 +97,7 @@ def test_the_head_reads_what_it_guesses_best_by(
     assert record.getMessage().endswith(f"[1, 3, 6]: the {which} are used")
 
 
+@pytest.mark.long
 def test_the_engine_drafts_with_what_was_settled(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     made = make(INPUTS)
     with caplog.at_level(logging.WARNING, "specdec"):
@@ -105,6 +107,7 @@ def test_the_engine_drafts_with_what_was_settled(make: Make, caplog: pytest.LogC
     assert len(caplog.records) == 1
 
 
+@pytest.mark.long
 def test_known_taps_are_not_probed(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     made = make(INPUTS)
     edit_json(made.head / "config.json", **{KEY: list(OUTPUTS)}, eagle_config={KEY: list(INPUTS)})
@@ -115,6 +118,7 @@ def test_known_taps_are_not_probed(make: Make, caplog: pytest.LogCaptureFixture)
     assert not caplog.records
 
 
+@pytest.mark.long
 def test_answers_are_the_targets_own(make: Make) -> None:
     made = make(INPUTS)
     prompts = [[3], [5, 6, 7], list(range(20))]

@@ -55,6 +55,7 @@ def assert_tells_the_output(steps: list[TreeTrace], output: CompletionOutput) ->
     assert [step.root for step in steps] == roots
 
 
+@pytest.mark.long
 def test_steps_tell_the_output(llm: LLM) -> None:
     output, steps = traced(llm, FREE)
     assert_tells_the_output(steps, output)
@@ -121,6 +122,7 @@ def test_nothing_is_recorded_unless_asked_for(llm: LLM) -> None:
     assert len(last.outputs[0].steps) > 0
 
 
+@pytest.mark.long
 def test_nothing_is_computed_for_other_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[Request] = []
 
@@ -143,6 +145,7 @@ EDITED = SamplingParams(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("params", [FREE, EDITED, replace(FREE, temperature=0.0)], ids=["free", "edited", "greedy"])
 def test_probabilities_are_the_targets(llm: LLM, params: SamplingParams) -> None:
     """Those of the output's tokens are what `logprobs` reports, from the distribution that is sampled from."""

@@ -115,6 +115,7 @@ def test_logits_may_differ_where_transformers_rounds_by_chance(models: Models) -
     assert_equal(models, [Sequence([49], 1, DraftTree()), Sequence(tokens, 1, DraftTree())], 4, 0)
 
 
+@pytest.mark.long
 @given(batch=batches, block_size=st.sampled_from([4, 16]), seed=seeds)
 def test_logits_at_nodes_equal_passes_over_their_paths(
     models: Models, batch: list[Sequence], block_size: int, seed: int

@@ -154,6 +154,7 @@ def test_factors_beside_another_scaling_are_refused(tmp_path: Path) -> None:
         read_llama_config(write_gguf(tmp_path / "model.gguf", written, facts={"rope.scaling.factor": 2.0}))
 
 
+@pytest.mark.long
 def test_it_drafts_and_is_drafted_for(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", random_model("llama"))
     small = write_gguf(tmp_path / "small.gguf", random_model("llama", num_hidden_layers=1))

@@ -100,6 +100,7 @@ def test_a_head_reads_a_packed_output_matrix(files: dict[str, Path], tmp_path: P
     assert llm.stats().drafts_verified > 0
 
 
+@pytest.mark.long
 @needs_library
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_K_M"])
 def test_no_dequantised_weight_is_kept(files: dict[str, Path], name: str) -> None:

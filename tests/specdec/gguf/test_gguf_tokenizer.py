@@ -150,6 +150,7 @@ def test_other_kinds_of_tokenizers_are_refused_by_name(tmp_path: Path, kind: str
         Tokenizer(file)
 
 
+@pytest.mark.long
 @given(
     key=st.from_regex(r"[a-z_]{3,12}(\.[a-z_]{3,12})?", fullmatch=True),
     prefix=st.sampled_from(["ggml.", "huggingface.", ""]),

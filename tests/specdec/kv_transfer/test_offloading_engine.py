@@ -60,6 +60,7 @@ def test_a_restart_finds_the_prefix_on_the_disk(
     assert metrics["vllm:external_prefix_cache_hits"].value == WHOLE  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_evicted_blocks_are_found_in_host_memory(world: World) -> None:
     """The cache holds little more than one request, and two prompts alternate."""
     other = [token + 1 for token in PROMPT]
@@ -76,6 +77,7 @@ def test_evicted_blocks_are_found_in_host_memory(world: World) -> None:
     assert stats.failures == 0
 
 
+@pytest.mark.long
 def test_a_store_without_the_heads_part_gives_the_targets_alone(world: World, tmp_path: Path) -> None:
     expected = plain(world, "eagle", DRAWN)
     with engine(world, "none", disk(tmp_path)) as llm:
@@ -121,6 +123,7 @@ def test_other_models_and_precisions_share_nothing(
         assert run(llm, [PROMPT], GREEDY).loaded == 0
 
 
+@pytest.mark.long
 def test_damaged_files_are_computed_instead(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     expected = plain(world, "eagle", DRAWN)
     with engine(world, "eagle", disk(tmp_path)) as llm:

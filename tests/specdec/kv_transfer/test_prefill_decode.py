@@ -74,6 +74,7 @@ def test_prompts_in_chunks_are_read_in_chunks(world: World, tmp_path: Path, draf
     assert whole - 2 * SIZE <= second.loaded <= whole
 
 
+@pytest.mark.long
 def test_an_engine_of_this_role_answers_like_others(world: World, tmp_path: Path) -> None:
     """Requests of many tokens draft on what was read beside their prompts, at once, however short its steps are."""
     for drafter in ("eagle3", "dflash"):
@@ -161,6 +162,7 @@ def test_an_answer_waits_for_a_store_that_hangs_no_longer_than_a_search(
     assert delta.finish_reason == "length"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 def test_missing_blocks_are_computed(world: World, tmp_path: Path, params: SamplingParams) -> None:
     """Nothing was sent; some files are gone; some are damaged; the parts of the head are gone."""

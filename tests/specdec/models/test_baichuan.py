@@ -116,6 +116,7 @@ def test_logits_of_trees_equal_the_twins_of_each_path(
     assert (logits - torch.stack(expected)).abs().max() < tolerance
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("head", ["eagle", "eagle3", "itself"])
 @pytest.mark.parametrize(("kernels", "dtype"), [("torch", "float64"), ("native", "float32")])
 def test_drafted_tokens_equal_the_twins(tmp_path: Path, head: str, kernels: KernelChoice, dtype: str) -> None:

@@ -353,6 +353,7 @@ def test_the_command_prefers_options_to_the_file(
     assert params == SamplingParams(**{**SAMPLED, "max_tokens": 9, **changed})  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("generation", "expected"),
     [

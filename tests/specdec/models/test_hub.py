@@ -44,6 +44,7 @@ def go_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
+@pytest.mark.long
 def test_model_and_head_are_downloaded_once_and_without_pickles_or_code(
     hub: HubStandIn, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +152,7 @@ def test_inspect_needs_the_config_of_the_target_alone(
     assert (checkpoint_path(TARGET) / "model.safetensors").is_file()
 
 
+@pytest.mark.long
 def test_training_takes_names_too(hub: HubStandIn, tiny: Tiny, tmp_path: Path) -> None:
     hub.add(TARGET, tiny.target)
     hub.add(HEAD, tiny.head)

@@ -285,6 +285,7 @@ def test_positions_beyond_the_longest_request_have_no_rotary_embeddings(tmp_path
         LLM(tmp_path / "target", head, max_model_len=10**8, **settings)
 
 
+@pytest.mark.long
 def test_requests_longer_than_what_is_measured_have_their_positions(tmp_path: Path) -> None:
     save_llama(tmp_path, max_position_embeddings=20000, num_hidden_layers=1)
     llm = LLM(tmp_path, draft=None, dtype="float32", device="cpu", max_model_len=9000, prefill_stretch=0)

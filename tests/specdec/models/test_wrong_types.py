@@ -72,6 +72,7 @@ HEADS = {**FORMATS, **BLOCK_FORMATS}
 FIRST = ["speculators_eagle3", "specforge_eagle3", "deepspec_dspark"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", by_day(FIRST + [name for name in HEADS if name not in FIRST], 3))
 def test_of_a_head(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fixture = HEADS[name]()

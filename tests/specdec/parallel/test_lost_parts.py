@@ -102,6 +102,7 @@ def test_a_block_that_rank_1_alone_has_lost(
             assert found.known == alone.known - expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", ["features", "head"])
 def test_ranks_that_have_stored_different_features_use_none(
     world: World, tmp_path: Path, stored: Stored, alone: Computed, part: str
@@ -122,6 +123,7 @@ def test_ranks_that_have_stored_different_features_use_none(
     assert found.loaded == WHOLE
 
 
+@pytest.mark.long
 def test_a_block_that_an_earlier_stage_has_lost(world: World, tmp_path: Path, alone: Computed) -> None:
     """It has no features and no draft model, and lacks none."""
     stages = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
@@ -135,6 +137,7 @@ def test_a_block_that_an_earlier_stage_has_lost(world: World, tmp_path: Path, al
         assert (found.tokens, found.tau, found.loaded) == (alone.tokens, alone.tau, loaded)
 
 
+@pytest.mark.long
 def test_a_block_that_rank_1_evicts_between_query_and_read(
     world: World, tmp_path: Path, stored: Stored, alone: Computed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +155,7 @@ def test_a_block_that_rank_1_evicts_between_query_and_read(
     assert (found.tokens, found.loaded) == (alone.tokens, 2 * SIZE)
 
 
+@pytest.mark.long
 def test_a_store_of_rank_1_that_hangs_delays_nobody(
     world: World, stored: Stored, alone: Computed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -179,6 +183,7 @@ def test_a_store_of_rank_1_that_hangs_delays_nobody(
     assert "took longer than 0.3 s" in caplog.text
 
 
+@pytest.mark.long
 def test_a_failing_store_of_rank_1_is_named(
     world: World, stored: Stored, alone: Computed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

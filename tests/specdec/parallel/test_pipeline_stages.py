@@ -158,6 +158,7 @@ def test_micro_batches_are_the_rows_in_their_order(sizes: list[tuple[int, int]],
     assert all(tokens)
 
 
+@pytest.mark.long
 def test_the_cache_has_as_many_blocks_as_the_smallest_rank_holds(deep: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first stage has two of four layers here, so its blocks are the largest."""
     block = 2 * 8 * 2 * 2 * 8 * 8

@@ -71,6 +71,7 @@ def test_the_draft_model_of_every_rank_is_adapted(
     assert found[0][1].keys() == {"a", "b"}
 
 
+@pytest.mark.long
 def test_an_adapter_that_one_rank_refuses_is_loaded_by_none(
     world: World, one_rank: list[Sequence[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

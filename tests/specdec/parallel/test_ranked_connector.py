@@ -187,6 +187,7 @@ def test_engines_of_different_sizes_share_nothing(world: World, tmp_path: Path) 
     assert len(set(names)) == len(names) == 2 * (1 + 2 + 4 + 4)
 
 
+@pytest.mark.long
 def test_roles(world: World, tmp_path: Path) -> None:
     """What one engine of two ranks has prefilled another one decodes, and computes and reads none of it."""
     expected = plain(world, "eagle3", DRAWN)
@@ -212,6 +213,7 @@ class OfRanks(OfOneRank):
     supports_ranks = True
 
 
+@pytest.mark.long
 def test_a_connector_of_ones_own(world: World) -> None:
     own = {"kv_connector": "OfRanks", "kv_connector_module_path": __name__, "kv_connector_extra_config": {"blocks": 40}}
     with connected_ranks(world, "eagle", own) as ranks:

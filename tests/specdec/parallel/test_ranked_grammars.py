@@ -138,6 +138,7 @@ def test_a_preempted_request_goes_on_in_its_grammar(bytes_model: Bytes, monkeypa
         assert llm.stats().preemptions > 0
 
 
+@pytest.mark.long
 def test_a_grammar_that_cannot_be_followed_hurts_no_other_request(bytes_model: Bytes, plain: list[list[int]]) -> None:
     wrong = structured(form={"regex": "(a"})
     impossible = structured(form={"choice": ["ab"]}, allowed_token_ids=[9])
@@ -178,6 +179,7 @@ def test_a_grammar_is_sent_once_while_it_is_kept(bytes_model: Bytes) -> None:
     assert sum(reader.known(one) is not None for one in params) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["tensor", "stages"]
 )

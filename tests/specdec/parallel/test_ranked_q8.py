@@ -46,6 +46,7 @@ def outcome(llm: LLM) -> tuple[list[list[int]], dict[int, int]]:
     return [list(output.token_ids) for output in outputs], llm.stats().trees_by_accepted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("drafter", "settings"),
     [
@@ -88,6 +89,7 @@ def test_no_rank_keeps_a_weight_beside_its_packed_form(wide: World, size: int) -
         assert len({one.untyped_storage().data_ptr() for one in found}) <= 4
 
 
+@pytest.mark.long
 def test_a_group_that_two_ranks_would_share_is_refused(world: World, wide: World) -> None:
     """The scale of such a group would not be one rank's."""
     reason = (

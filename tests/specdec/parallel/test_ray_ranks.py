@@ -67,6 +67,7 @@ def texts(llm: LLM) -> list[list[int]]:
     return [output.token_ids for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("split", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_tokens_are_those_of_one_rank(world: World, double: Ray, split: str) -> None:
     with load(world) as one, load(world, distributed_executor_backend="ray", **{split: 2}) as llm:

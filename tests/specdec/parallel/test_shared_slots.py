@@ -45,6 +45,7 @@ def drawn(dtype: torch.dtype, length: int, seed: int) -> Tensor:
     return (9 * numbers).to(dtype)
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(
     st.integers(2, 4), st.lists(st.tuples(st.sampled_from(DTYPES), SIZES, st.booleans()), min_size=1, max_size=6),

@@ -61,11 +61,13 @@ def test_drafts_are_those_of_one_rank(world: World, drafter: str, ranks: int) ->
     compare(world, drafter, ranks)
 
 
+@pytest.mark.long
 def test_drawn_drafts(world: World) -> None:
     """They need all logits of the draft model."""
     compare(world, "llama", 2, verify="rejection")
 
 
+@pytest.mark.long
 def test_a_head_with_a_token_map(world: World, tmp_path: Path) -> None:
     """Its output matrix is made of rows of the target's."""
     shutil.copytree(world.folder / "head", tmp_path / "head")
@@ -77,6 +79,7 @@ def test_a_head_with_a_token_map(world: World, tmp_path: Path) -> None:
     compare(World(tmp_path, world.target, world.tokenizer), "eagle", 2)
 
 
+@pytest.mark.long
 def test_the_last_stage_splits_its_head(world: World) -> None:
     """It has no embedding of the target, and reads its part of it."""
     with engine(world, "eagle3") as one:
@@ -85,6 +88,7 @@ def test_the_last_stage_splits_its_head(world: World) -> None:
         assert outcome(llm) == expected
 
 
+@pytest.mark.long
 def test_all_ranks_take_another_head(world: World) -> None:
     with engine(world, "eagle3") as one:
         one.update_draft(world.other("eagle3"))
@@ -170,6 +174,7 @@ def test_only_all_ranks_share_a_draft_model(world: World) -> None:
         LLM(world.folder / "target", speculative_config=config)
 
 
+@pytest.mark.long
 def test_costs_are_measured_by_all_ranks(world: World) -> None:
     """Adaptive trees go by costs of drafting, which no rank can do alone."""
     with engine(world, "eagle", 2, draft_tensor_parallel_size=2, adaptive_drafts=True) as llm:

@@ -71,6 +71,7 @@ def choosing(s: sp.ProgramState) -> None:
     s += ", and" + sp.gen("more", max_tokens=6, stop=".")
 
 
+@pytest.mark.long
 def test_select_scores_in_one_pass_and_generation_goes_on(engine: sp.Engine, llm: LLM) -> None:
     choosing.run(backend=engine, params={"temperature": 0})
     before = engine.stats()
@@ -177,6 +178,7 @@ def test_the_python_of_the_document_runs(
     assert state.text() in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_refused_request_is_an_error_of_the_program(engine: sp.Engine) -> None:
     @sp.function
     def program(s: sp.ProgramState) -> None:

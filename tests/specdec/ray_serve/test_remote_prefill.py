@@ -80,6 +80,7 @@ def served(world: World, replicas: Any, prefill: RemotePrefill, use: Use) -> Any
     return run_limited(inside)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 def test_a_request_passes_through_both(world: World, tmp_path: Path, params: SamplingParams) -> None:
     with engine(world, "eagle3", None) as llm:

@@ -130,6 +130,7 @@ def test_lower_priorities_go_first_and_equals_in_order_of_arrival() -> None:
     assert names(scheduler.waiting) == "cbdae"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("later", "order"), [(PRIORITY_STEPS - 1, "ba"), (PRIORITY_STEPS, "ab")])
 def test_a_long_wait_ends_overtaking(later: int, order: str) -> None:
     scheduler = make(300, max_num_seqs=1, scheduling_policy="priority")

@@ -45,6 +45,7 @@ def test_a_run_of_plain_steps_goes_on_without_a_choice_and_with_the_same_outcome
     assert skipped > 400 or max(true) > 0.1
 
 
+@pytest.mark.long
 def test_a_bad_head_is_given_up_and_a_better_text_is_noticed() -> None:
     worth, chance = make(token=0.05, level=0.02), random.Random(2)
     bad = simulate(worth, chance, [0.01] * 16, 1000)

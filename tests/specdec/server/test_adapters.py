@@ -57,6 +57,7 @@ def complete(client: OpenAI, model: str, **settings: Any) -> Any:
     )
 
 
+@pytest.mark.long
 def test_requests_choose_an_adapter_by_the_models_name(served: Served, adapters: list[Path]) -> None:
     with OpenAI(base_url=f"{served.url}/v1", api_key="k", max_retries=0) as client:
         cards = {card.id: card.model_dump() for card in client.models.list()}
@@ -93,6 +94,7 @@ def change(served: Served, what: str, **body: Any) -> tuple[int, Any]:
     return status, reply
 
 
+@pytest.mark.long
 def test_adapters_are_loaded_and_unloaded_while_requests_run(served: Served, adapters: list[Path]) -> None:
     long = {"model": "taxis", "prompt": PROMPT, "max_tokens": 400, "temperature": 0, "ignore_eos": True}
     text = served.send("POST", "/v1/completions", long, KEY)[2]["choices"][0]["text"]

@@ -59,6 +59,7 @@ def test_answers_are_those_of_the_offline_api(server: Served, client: OpenAI, na
         assert [choice.finish_reason for choice in own if choice.finish_reason] == [output.finish_reason]
 
 
+@pytest.mark.long
 def test_without_a_limit_an_answer_may_fill_the_context(server: Served, client: OpenAI) -> None:
     (expected,) = server.offline.chat(PLAIN, SamplingParams(seed=7, max_tokens=None), use_tqdm=False)
     reply = client.chat.completions.create(model="tiny", messages=TALK, seed=7)

@@ -336,6 +336,7 @@ def test_parameters_that_are_left_out_are_the_models(engine: Served, monkeypatch
     assert texts == [whole[: whole.index(whole[2])], whole]
 
 
+@pytest.mark.long
 def test_asynchronous_clients_share_the_engine(server: Served) -> None:
     async def run() -> list[list[str]]:
         async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:

@@ -162,6 +162,7 @@ def _rest(connection: socket.socket) -> Iterator[bytes]:
         return
 
 
+@pytest.mark.long
 def test_a_slow_reader_gets_all_of_its_answer(server: Command) -> None:
     body = {**LONG, "max_tokens": 300}
     with ExitStack() as stack:

@@ -23,6 +23,7 @@ def as_parts(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text[:7]}, {"type": "text", "text": text[7:]}]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("form", [str, as_parts])
 @pytest.mark.parametrize("n", [1, 2])
@@ -62,6 +63,7 @@ def test_the_answer_and_the_counts_are_those_of_the_offline_api(
     assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (accepted, rejected)
 
 
+@pytest.mark.long
 def test_the_right_prediction_saves_steps_and_a_request_without_one_has_no_details(
     server: Served, client: OpenAI
 ) -> None:

@@ -180,6 +180,7 @@ def test_a_response_has_an_item_of_reasoning(client: OpenAI) -> None:
     assert [item.type for item in off.output] == ["message"]
 
 
+@pytest.mark.long
 def test_earlier_thinking_goes_to_the_template(served: Served) -> None:
     """Which drops it or shows it."""
     talk = [*TALK, {"role": "assistant", "content": "a", "reasoning": "Hm, I see."}, *TALK]

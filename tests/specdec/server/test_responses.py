@@ -47,6 +47,7 @@ PARAMETERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 STATUS = {"stop": "completed", "length": "incomplete"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_answers_are_those_of_the_offline_api(server: Served, client: OpenAI, name: str) -> None:
     given, params = PARAMETERS[name]

@@ -81,6 +81,7 @@ def test_forced_calls_have_the_special_tokens(served: Served, stream: bool) -> N
     assert choices[-1]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("more", [{}, {"tools": TOOLS, "tool_choice": "none"}])
 def test_tags_are_left_out_where_there_are_no_tools(served: Served, more: dict[str, Any]) -> None:
     body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 20, **more}

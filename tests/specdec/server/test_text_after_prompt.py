@@ -124,6 +124,7 @@ def test_bytes_of_a_chats_tokens_are_their_own(served: Served, stream: bool) -> 
             assert is_part or other["bytes"] == single.get(other["token"], list(other["token"].encode()))
 
 
+@pytest.mark.long
 @STREAM
 @pytest.mark.parametrize("path", ["chat/completions"])
 def test_a_message_that_is_continued(served: Served, path: str, stream: bool) -> None:

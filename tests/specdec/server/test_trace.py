@@ -57,6 +57,7 @@ def check_steps(steps: list[dict[str, Any]], text: str, tokens: list[int]) -> No
             assert isinstance(node["text"], str)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("path", ROUTES)
 def test_an_answer_has_its_steps(server: Served, path: str, stream: bool) -> None:

@@ -86,6 +86,7 @@ ALLOWED: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": 
 SHOWN = "{{ messages[0].content }}{% for tool in tools or [] %} {{ tool.function.name }}{% endfor %}"
 
 
+@pytest.mark.long
 def test_a_chat_of_the_python_api_forces_calls(engines: dict[tuple[str, bool], LLM]) -> None:
     llm, talk = engines["coupled", True], [{"role": "user", "content": "a"}]
     # A likely end, for the model has no sense of it.

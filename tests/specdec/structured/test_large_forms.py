@@ -63,6 +63,7 @@ def test_properties_have_few_rules(needed: bool) -> None:
     assert text.count("::=") < 1200
 
 
+@pytest.mark.long
 def test_many_optional_properties_come_in_their_order() -> None:
     count = 300
     schema = optional(count)["json"]

@@ -51,6 +51,7 @@ def test_there_are_fifty_and_plain_decoding_follows_them(plain: list[CompletionO
     assert sum(cold.text != warm.text for cold, warm in zip(plain[:50], plain[50:], strict=True)) > 40
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("draft", "every"), [("head", 1), ("ngram", 5)])
 def test_drafts_change_no_token(bytes_model: Bytes, plain: list[CompletionOutput], draft: str, every: int) -> None:
     names = list(SCHEMAS)[:: 1 if IS_NIGHTLY else every]

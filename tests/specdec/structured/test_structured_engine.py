@@ -124,6 +124,7 @@ def test_a_form_that_no_token_can_follow_fails_alone(plain: LLM) -> None:
     assert "structured_outputs" in (outputs[0].outputs[0].error or "")
 
 
+@pytest.mark.long
 def test_samples_have_a_state_each_and_preempted_requests_keep_theirs(bytes_model: Bytes, plain: LLM) -> None:
     params = [structured(regex="[a-e]{18,20}", n=3, seed=seed, logprobs=1) for seed in range(3)]
     expected = plain.generate([PROMPT] * 3, params, use_tqdm=False)

@@ -125,6 +125,7 @@ def test_templates_and_their_variables(llm: LLM) -> None:
     assert prompt(chat_template=last, add_generation_prompt=False, continue_final_message=True) == "ab/cd"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("content", ["ab", [{"type": "text", "text": "ab"}], ["ab"]], ids=str)
 def test_no_text_is_lost_in_templates_that_read_parts(llm: LLM, content: Any) -> None:
     """Also of tools and of developers, whose arguments and role templates read in one way."""

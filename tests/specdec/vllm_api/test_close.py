@@ -19,6 +19,7 @@ def small(tiny: Tiny, **settings: Any) -> LLM:
     return LLM(tiny.target, dtype="float64", adaptive_drafts=False, prefill_stretch=0, **settings)
 
 
+@pytest.mark.long
 def test_a_with_block_gives_the_model_up(tiny: Tiny) -> None:
     with small(tiny) as llm:
         assert len(llm.generate("ab", SHORT)[0].token_ids) == 4

@@ -104,6 +104,7 @@ def test_beam_search(llm: LLM) -> None:
     assert all(sequence.text and sequence.text.startswith("I would like") for sequence in output.sequences)
 
 
+@pytest.mark.long
 def test_a_shared_prefix_is_computed_once(llm: LLM) -> None:
     prefix = "You book tables, trains, taxis and rooms for guests of this hotel. " * 6
     questions = ["Where is the bar?", "When does the train leave?", "How far is the museum?"]
