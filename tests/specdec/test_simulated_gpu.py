@@ -252,7 +252,7 @@ def test_adapters_on_a_device(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp
         assert graphs is not None
         assert drafting is not None
         assert {key.adapted for key in graphs.captured} == {False, True}
-        assert {key.adapted for key in drafting.search.captured} == {False, True}
+        assert {adapted for _, adapted in drafting.search.captured} == {False, True}
 
 
 def drafted(
