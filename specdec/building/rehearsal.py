@@ -182,7 +182,7 @@ def run_warmup(
 
 
 def _run(engine: LLMEngine, requests: Sequence[Request], steps: int) -> None:
-    """Run so many steps of requests, or as many as they need, on an idle engine, and remove them."""
+    """Run requests on an idle engine for at most `steps` steps, then abort those that are left."""
     for request in requests:
         engine.add_request(request)
     for _ in range(steps):

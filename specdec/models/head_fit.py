@@ -1,4 +1,4 @@
-"""Whether a draft head was made for a target: its sizes and its tokens, without reading weights."""
+"""Checks that a draft head fits a target, by its sizes and its tokens, without reading weights."""
 
 from pathlib import Path
 from typing import Any

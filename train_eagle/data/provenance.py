@@ -1,4 +1,4 @@
-"""What data, answers and heads were made with, compared before a stage joins them with a target."""
+"""Provenance of data, answers and heads, which each stage of training compares with its target."""
 
 import hashlib
 import json
