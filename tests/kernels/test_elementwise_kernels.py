@@ -92,6 +92,7 @@ def test_silu_of_large_gates_is_the_gate_or_nothing() -> None:
     torch.testing.assert_close(actual, gates.clamp(min=0)[None], rtol=0, atol=1e-30)
 
 
+@pytest.mark.long
 @given(
     seeds,
     st.integers(1, 4),

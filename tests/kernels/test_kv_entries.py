@@ -212,6 +212,7 @@ def check_error(
     assert ((near - far).abs() <= bound).all()
 
 
+@pytest.mark.long
 @given(
     small_cases(),
     st.integers(1, 2),
@@ -247,6 +248,7 @@ def test_attention_in_triton(
     check_error(actual.cpu(), query, numbers, kv, made.slots_seen, scales, slopes)
 
 
+@pytest.mark.long
 @given(libraries, small_cases(), st.integers(1, 2), st.sampled_from([2, 6, 16, 64, 80]), codes, st.booleans())
 def test_attention_in_the_compiled_library(
     own: Library, case: Case, kv_heads: int, dim: int, code: torch.dtype, given: bool

@@ -141,6 +141,7 @@ def test_kernel_and_reference_agree_exactly_without_rounding(many: list[DraftTre
         assert_equal(drawn, prepared(drawn))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_draft", [False, True])
 @pytest.mark.parametrize(("vocab", "nodes"), [(1, 3), (2, 9), (17, 128), (1025, 128), (4097, 5)])
 def test_trees_and_vocabularies_of_every_size(vocab: int, nodes: int, has_draft: bool) -> None:

@@ -77,6 +77,7 @@ def apply_moves(source: Tensor, target: Tensor, source_blocks: list[int], target
         torch.cuda.synchronize()
 
 
+@pytest.mark.long
 @given(cases)
 @example(Case(2, 16, 150, HOST_BLOCKS, True, torch.bfloat16, 0))
 @example(Case(2, 16, 150, HOST_BLOCKS, False, torch.bfloat16, 0))

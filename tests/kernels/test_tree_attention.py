@@ -219,6 +219,7 @@ def plan_of(rows: RaggedRows, group: int, kv_heads: int, processors: int, window
     return Plan.make(rows, AttentionGeometry(2, 128, group, kv_heads, window), HOPPER_CONFIGS[2, 128], processors)
 
 
+@pytest.mark.long
 @given(cases(most=4, longest=3000), st.integers(1, 8), st.sampled_from([1, 16, 132]))
 def test_every_row_meets_every_entry_once(case: Case, kv_heads: int, processors: int) -> None:
     rows = build(case).rows

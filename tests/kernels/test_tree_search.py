@@ -88,6 +88,7 @@ def test_frontiers_and_nodes_are_the_references(
     assert torch.equal(found.cpu(), expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("width", "depth", "most"), [(10, 6, 60), (10, 6, 150), (16, 4, 64)])
 def test_large_trees(width: int, depth: int, most: int) -> None:
     """Of several words of bits, and of as many candidates as the official settings have."""

@@ -358,6 +358,7 @@ def test_failed_prompt_ends_the_benchmark(tiny: Tiny) -> None:
         EngineContender(llm, nothing_allowed).run([[5, 6]])
 
 
+@pytest.mark.long
 def test_a_round_drafts_from_its_own_requests_alone(tiny: Tiny) -> None:
     prompts = [[5, 6, 7, 8, 9, 10], [11, 5, 6, 7, 8, 9, 10]]
     llm = LLM(tiny.target, "suffix", dtype="float64", device="cpu", adaptive_drafts=False)

@@ -176,6 +176,7 @@ def test_adapters_unfit_for_the_draft_model_are_refused(world: World, made: Any,
         LoRARequest("x", 1)
 
 
+@pytest.mark.long
 def test_a_head_with_adapters_is_not_replaced(world: World, made: Any) -> None:
     adapters, _ = made("eagle3")
     llm = engine(world, "eagle3")

@@ -169,6 +169,7 @@ def step_until_ended(llm: LLM, requests: Sequence[Request]) -> None:
         llm.engine.step()
 
 
+@pytest.mark.long
 def test_an_adapter_in_use_stays(three: tuple[LLM, list[LoRARequest]]) -> None:
     """It is not replaced while a request has it: one that is queued, or one that nobody has queued yet."""
     llm, given = three

@@ -81,6 +81,7 @@ def test_chains_are_as_long_as_trees_have_nodes(world: World) -> None:
     assert len(output.stats.accepted_per_depth) == SHAPE.nodes > SHAPE.depth
 
 
+@pytest.mark.long
 def test_the_values_of_ranks_are_learnt_from_the_models_nodes_alone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

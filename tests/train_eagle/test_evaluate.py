@@ -162,6 +162,7 @@ def test_the_heads_are_right_now_and_then(target: Path, head: Path) -> None:
     assert len(found.accepted_per_depth) == shape.depth
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(10))
 @given(prompt=prompts, length=st.integers(2, 12))
 def test_ranks_are_those_of_training(llm: LLM, prompt: list[int], length: int) -> None:

@@ -76,6 +76,7 @@ def test_without_it_the_message_names_the_kinds_that_there_are(head: Path, monke
         Inspection.of(head, None)
 
 
+@pytest.mark.long
 def test_it_drafts_and_its_accuracy_is_measured(head: Path, target: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     plain, drafted = (LLM(target, draft, dtype="float64", adaptive_drafts=False) for draft in (None, head))

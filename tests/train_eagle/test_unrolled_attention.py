@@ -115,6 +115,7 @@ def run(case: Case, attention: Attention, qkvs: list[Tensor], angles: torch.dtyp
     return outputs, list(torch.autograd.grad(total, qkvs))
 
 
+@pytest.mark.long
 @given(cases())
 def test_equals_explicit_masks(case: Case) -> None:
     qkvs = inputs(case)
@@ -187,6 +188,7 @@ class LargestTensor(TorchDispatchMode):
         return made
 
 
+@pytest.mark.long
 def test_memory_is_linear_in_rows() -> None:
     case = Case([16] * 64, None, 2, 1, 8, 5, 1.0, 0)
     qkvs = inputs(case)

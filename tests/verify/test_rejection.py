@@ -25,6 +25,7 @@ def test_floats_follow_fractions_for_one_hot_children(model: Model, data: st.Dat
     assert_floats_follow_fractions(walk_rejection, model, data.draw(fixed_trees(model.vocab_size)))
 
 
+@pytest.mark.long
 @given(models, st.data())
 def test_floats_follow_fractions_for_sampled_children(model: Model, data: st.DataObject) -> None:
     shape = data.draw(tree_shapes(SAMPLED_NODES[model.vocab_size], min(3, model.vocab_size)))

@@ -393,6 +393,7 @@ def test_states_are_merged_for_a_slow_reader(served: Served, offline: LLM) -> No
     served.run(work())
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads processor time from /proc")
 @pytest.mark.parametrize("samples", [1, 3])
 def test_a_whole_answer_has_a_state_after_its_first_token_and_at_its_end(

@@ -115,6 +115,7 @@ def test_piped_input_has_no_colours(chat: Chat, monkeypatch: pytest.MonkeyPatch)
     assert "\x1b" not in plain
 
 
+@pytest.mark.long
 def test_a_terminal_shows_prompts_and_colours(chat: Chat, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -148,6 +149,7 @@ def test_seed_of_the_next_answers(chat: Chat, expected: Expected) -> None:
     assert out.removeprefix(seeded).removesuffix("\n") not in drawn
 
 
+@pytest.mark.long
 def test_drafts_off_and_on(chat: Chat, expected: Expected) -> None:
     said = ["Hello"]
     for line in ("and then?", "Bye"):
@@ -194,6 +196,7 @@ def test_help_lists_all_commands(chat: Chat) -> None:
     assert [line.split()[0] for line in chat("/help").out.splitlines()] == list(COMMANDS)
 
 
+@pytest.mark.long
 def test_stats_before_and_after_an_answer(chat: Chat, tiny: Tiny) -> None:
     before, after = chat("/stats").out, chat("Hello", "Bye", "/stats", options=("--seed", 4)).out
     assert "last answer   none yet\n" in before
@@ -224,6 +227,7 @@ def test_no_tree_to_draw(chat: Chat) -> None:
     assert (result.code, result.err) == (1, NO_TREE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -281,6 +285,7 @@ def test_ctrl_c_before_the_first_token_forgets_the_message(
     assert shown.startswith(f"\n[interrupted]\n\n{expected.answer('Bye')}\n")
 
 
+@pytest.mark.long
 def test_ctrl_c_at_the_prompt(chat: Chat, expected: Expected) -> None:
     result = chat(CTRL_C, "Hello", typed=True)
     assert result.code == 0
@@ -316,6 +321,7 @@ def test_input_that_is_no_text(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> N
     assert re.fullmatch("specdec: standard input: not UTF-8 text: .*\n", result.err)
 
 
+@pytest.mark.long
 def test_typed_bytes_that_are_no_text(chat: Chat, expected: Expected) -> None:
     result = chat("a\udcffb", "Hello", typed=True)
     assert result.code == 0

@@ -64,6 +64,7 @@ def test_chat(run: Run) -> None:
     assert "?" not in tree
 
 
+@pytest.mark.long
 def test_trace(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "\N{SNOWMAN}.html"
     code, shown = run("trace", "--prompt", PROMPT, "-o", file)

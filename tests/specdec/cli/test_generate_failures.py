@@ -31,6 +31,7 @@ FAILED = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("as_json", [True, False])
 def test_a_failed_request_is_told_of(run: Run, spoilt: Path, as_json: bool) -> None:
     result = run("~", "--model", spoilt, *(["--json"] if as_json else []))
@@ -70,6 +71,7 @@ def test_interrupted_text_stays(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     assert summary.endswith(", interrupted\n")
 
 
+@pytest.mark.long
 def test_interrupted_json_tells_what_was_aborted(
     run: Run, jsonl: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +197,7 @@ def test_bad_line_is_named(run: Run, jsonl: Callable[..., Path], line: object, n
     assert f"{file}, {named}" in result.err
 
 
+@pytest.mark.long
 def test_a_prompt_that_the_engine_refuses_is_named_by_its_line(run: Run, jsonl: Callable[..., Path]) -> None:
     file = jsonl({"prompt": "fine"}, "", {"prompt": "hi " * 200})
     result = run("--prompts", file)

@@ -118,6 +118,7 @@ def test_a_file_that_cannot_be_written(run: Run, tiny: Tiny, tmp_path: Path, com
     assert result.err.count("\n") == 1
 
 
+@pytest.mark.long
 def test_the_page_holds_the_answer_and_nothing_that_could_run(run: Run, tiny: Tiny, tmp_path: Path) -> None:
     file, prompt = tmp_path / "trace.html", "</script><script>alert(1)</script><!-- \N{SNOWMAN}"
     result = run("trace", "--draft", tiny.head, "--prompt", prompt, "-o", file, "--raw")
@@ -137,6 +138,7 @@ def test_the_page_holds_the_answer_and_nothing_that_could_run(run: Run, tiny: Ti
     assert "connect-src" not in found.policy
 
 
+@pytest.mark.long
 def test_the_prompt_may_come_from_standard_input(run: Run, tiny: Tiny, tmp_path: Path) -> None:
     file = tmp_path / "trace.html"
     assert run("trace", "--draft", tiny.head, "-o", file, stdin="Hello\n").code == 0

@@ -80,6 +80,7 @@ def beside_others(llm: LLM, prompt: list[int], params: SamplingParams) -> Reques
     return bad
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "params",
     [

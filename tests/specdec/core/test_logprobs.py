@@ -44,6 +44,7 @@ def check_entries(
     assert next(iter(entries)) == token
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [0, 1, 4])
 @pytest.mark.parametrize("verify", RULES)
 def test_logprobs_of_the_likeliest_and_the_own(

@@ -9,6 +9,7 @@ from tests.specdec.core.tiny_llm import RULES, at_rest, load, several
 from tests.specdec.tiny_checkpoints import CHARACTERS, Tiny
 
 
+@pytest.mark.long
 def test_samples_are_numbered_and_differ(llm: LLM) -> None:
     (output,) = llm.generate("Hello", several(4))
     assert [sample.index for sample in output.outputs] == [0, 1, 2, 3]

@@ -113,6 +113,7 @@ def test_real_prompts_equal_transformers() -> None:
     assert eagle.engine.scheduler.stats().drafts_asked == eagle.engine.scheduler.stats().drafts_verified == 0
 
 
+@pytest.mark.long
 def test_a_prompt_of_one_token_gets_no_drafts_either(tiny: Tiny, llm: LLM) -> None:
     drafting = LLM(tiny.folder, tiny.head, dtype="float64", shape=DraftShape(3, 2, 6))
     params = BeamSearchParams(3, 8, ignore_eos=True)
@@ -185,6 +186,7 @@ def test_little_memory_changes_nothing(
         assert all(len(s.logprobs) == len(s.token_ids) for s in output.sequences)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("blocks", [4, 9])
 def test_preempted_beams_lose_nothing(tiny: Tiny, llm: LLM, blocks: int) -> None:
     """Four blocks hold one beam, so that scored ones have to make room; nine hold some."""
@@ -196,6 +198,7 @@ def test_preempted_beams_lose_nothing(tiny: Tiny, llm: LLM, blocks: int) -> None
     assert tokens_of(outputs) == tokens_of(llm.beam_search([[3, 4, 5, 6, 7, 8], [30, 31]], params))
 
 
+@pytest.mark.long
 def test_ordinary_requests_go_on_beside_a_search(tiny: Tiny, llm: LLM) -> None:
     """Four of five seats are taken when the search begins."""
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)

@@ -78,6 +78,7 @@ def test_two_engines_of_one_process_have_room_on_one_gpu(monkeypatch: pytest.Mon
     assert caches == pytest.approx([(36 - 20 - 1) * GIB, (72 - 15 - 16 - 20 - 1) * GIB], abs=1)
 
 
+@pytest.mark.long
 def test_a_gpu_without_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGPU(monkeypatch)
     config = EngineConfig(device=GPU, gpu_memory_utilization=0.25)

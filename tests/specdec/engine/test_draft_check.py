@@ -76,6 +76,7 @@ def test_a_head_for_another_target_is_warned_of(world: World, tmp_path: Path, ca
     assert [line[: len(TOLD)] for line in told] == [TOLD]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("draft", ["eagle", "dflash", "llama"])
 def test_the_engine_is_as_it_was(world: World, draft: str) -> None:
     """Its cache, its figures, and what it generates: also of requests without a seed."""
@@ -92,6 +93,7 @@ def test_the_engine_is_as_it_was(world: World, draft: str) -> None:
     assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
 
 
+@pytest.mark.long
 def test_it_says_the_same_every_time(world: World) -> None:
     llm = LLM(world.folder / "target", world.draft("eagle"), **SMALL)
     prompts = [[3, 4], [5] * 90]
@@ -104,6 +106,7 @@ def test_it_says_the_same_every_time(world: World) -> None:
     assert one.wanted[:: len(prompts)] == plain.token_ids[1:]
 
 
+@pytest.mark.long
 def test_without_room_nothing_is_tried(world: World, caplog: pytest.LogCaptureFixture) -> None:
     llm = LLM(world.folder / "target", world.draft("eagle"), **SMALL)
     blocks = llm.engine.worker.cache.num_blocks

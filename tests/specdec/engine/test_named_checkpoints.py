@@ -81,6 +81,7 @@ def test_a_head_that_cannot_be_had_is_told(named: Path, name: object, message: s
     assert resolved_config(named, None, {}).sources is None
 
 
+@pytest.mark.long
 def test_the_command_chooses_as_python_does_and_says_so(
     named: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

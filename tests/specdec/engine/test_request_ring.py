@@ -107,6 +107,7 @@ def test_a_file_is_written_before_it_is_full(tmp_path: Path, monkeypatch: pytest
     ring.close()
 
 
+@pytest.mark.long
 @given(
     limit=st.integers(2000, 8000),
     files=st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=5), min_size=1, max_size=40),

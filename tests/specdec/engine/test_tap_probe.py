@@ -155,6 +155,7 @@ def test_guesses_are_the_heads_before_each_token_of_the_answers(tmp_path: Path) 
     assert probe.hits(draft) == sum(row.argmax() == token for row, token in zip(expected, following, strict=True))
 
 
+@pytest.mark.long
 def test_long_prompts_are_cut_to_leave_room_for_answers(make: Make) -> None:
     probe = TapProbe(make(INPUTS).model, [list(range(50)), [4, 5]], 40, TORCH)
     assert [len(text) for text in probe.texts] == [40, 22]

@@ -91,6 +91,7 @@ def test_steps_tell_what_they_would_take_without_drafts(
     assert {step.plain_seconds for step in traced(unmeasured, FREE)[1] if step.tokens} == {None}
 
 
+@pytest.mark.long
 def test_path_ends_where_the_output_ends(folder: Path) -> None:
     """An accepted token that the output did not take is not on the path, and then there is no bonus token."""
     # The target drafts for itself, so that whole paths are accepted.
@@ -115,6 +116,7 @@ def test_each_sample_has_its_own_trace(llm: LLM) -> None:
         assert_tells_the_output(output.trace, output)
 
 
+@pytest.mark.long
 def test_nothing_is_recorded_unless_asked_for(llm: LLM) -> None:
     *_, last = llm.stream(PROMPT, FREE)
     assert last.outputs[0].trace == []
@@ -198,6 +200,7 @@ def test_values_rank_the_nodes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(0 < step.seconds < 60 for step in steps)
 
 
+@pytest.mark.long
 def test_drawn_trees_have_values(folder: Path) -> None:
     """A drawn child's value is its parent's and the log-probability that it was drawn with, summed in float32."""
     llm = LLM(

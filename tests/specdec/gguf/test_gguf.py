@@ -38,6 +38,7 @@ def greedy(model: PreTrainedModel, tokens: list[int]) -> list[int]:
     return list(found[0, len(tokens) :].tolist())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("architecture", "kind", "overrides"),
     [

@@ -297,6 +297,7 @@ def merged(text: str, scores: dict[str, float]) -> list[str]:
     return [each for part in spelled for each in part]
 
 
+@pytest.mark.long
 @given(data=st.data())
 def test_pairs_of_the_best_score_are_merged_first(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -39,6 +39,7 @@ def plain(world: World, drafter: str, params: SamplingParams) -> Computed:
         return run(llm, [PROMPT], params)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("drafter", ["eagle", "eagle3", "dspark", "llama", "none"])
 def test_a_restart_finds_the_prefix_on_the_disk(
@@ -143,6 +144,7 @@ def test_damaged_files_are_computed_instead(world: World, tmp_path: Path, caplog
         assert run(llm, [PROMPT], DRAWN).loaded == WHOLE
 
 
+@pytest.mark.long
 def test_blocks_that_vanish_between_query_and_read_are_computed(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +167,7 @@ def test_blocks_that_vanish_between_query_and_read_are_computed(
     assert result.loaded == 2 * SIZE
 
 
+@pytest.mark.long
 def test_a_store_that_hangs_delays_nobody(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -47,6 +47,7 @@ def test_tokens_are_those_of_one_engine(world: World, tmp_path: Path, drafter: s
     assert second.outputs[0].stats.drafted > 0
 
 
+@pytest.mark.long
 def test_a_prompt_of_whole_blocks_has_its_last_token_computed(world: World, tmp_path: Path) -> None:
     prompt = PROMPT[:WHOLE]
     with engine(world, "eagle3", None) as llm:
@@ -57,6 +58,7 @@ def test_a_prompt_of_whole_blocks_has_its_last_token_computed(world: World, tmp_
     assert (second.tokens, second.tau, second.loaded) == (alone.tokens, alone.tau, WHOLE - 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("drafter", ["eagle", "dspark", "llama"])
 def test_prompts_in_chunks_are_read_in_chunks(world: World, tmp_path: Path, drafter: str) -> None:
     """Several prompts at once, in steps of few tokens. Two of them have their beginnings in common."""

@@ -78,6 +78,7 @@ def test_settings_without_effect_in_transformers_have_none_here(
     assert_logits_equal(tmp_path, {torch.float64: 1e-9}, (7, 36))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("family", "overrides"), [*((family, {}) for family in FAMILIES), *SLIDING], ids=str)
 @pytest.mark.parametrize(("kernels", "dtype"), [("torch", "float64"), ("native", "float32")])
 def test_drafted_tokens_equal_generate(

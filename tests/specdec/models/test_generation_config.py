@@ -333,6 +333,7 @@ def command(tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     return call
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("args", "changed"),
     [

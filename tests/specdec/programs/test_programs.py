@@ -458,6 +458,7 @@ def test_a_program_cannot_wait_within_its_backend(backend: EchoBackend) -> None:
         backend.loop.run(within())
 
 
+@pytest.mark.long
 def test_programs_over_endpoints_start_without_torch() -> None:
     code = "import sys, specdec.programs; sys.exit(', '.join({'torch', 'transformers'} & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

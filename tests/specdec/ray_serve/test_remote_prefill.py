@@ -113,6 +113,7 @@ def test_a_request_passes_through_both(world: World, tmp_path: Path, params: Sam
     assert (given.temperature, given.seed, given.max_tokens) == (params.temperature, params.seed, params.max_tokens)
 
 
+@pytest.mark.long
 def test_a_request_has_its_adapter_in_both(world: World, tmp_path: Path) -> None:
     """Both have it loaded, and the decode replica finds the blocks that the adapted target has made."""
     adapters, own = [world.adapter(number) for number in (1, 2)], {"enable_lora": True, "max_lora_rank": 17}
@@ -136,6 +137,7 @@ def test_a_request_has_its_adapter_in_both(world: World, tmp_path: Path) -> None
         assert first.list_loras() == adapters
 
 
+@pytest.mark.long
 def test_tokens_that_were_cached_before_are_shown(world: World, tmp_path: Path) -> None:
     async def twice(llm: AsyncLLM) -> list[int | None]:
         return [(await states_of(llm, PROMPT, GREEDY))[-1].num_cached_tokens for _ in range(2)]

@@ -187,6 +187,7 @@ def test_a_client_alone_is_served_in_the_order_of_arrival() -> None:
     assert scheduler.stats().preemptions == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("later", "order"), [(TURN_STEPS - 1, "ba"), (TURN_STEPS, "ab")])
 def test_a_clients_second_request_is_not_overtaken_for_ever(later: int, order: str) -> None:
     scheduler = make(300, max_num_seqs=1)
@@ -385,6 +386,7 @@ def lines_run(work: Callable[[], None]) -> int:
     return count
 
 
+@pytest.mark.long
 def test_scheduling_samples_costs_their_number_and_not_its_square() -> None:
     """Each has ended when the next ones come."""
 
@@ -467,6 +469,7 @@ def test_check_integrity_sees_queues_in_disorder() -> None:
     fault("a waiting request holds blocks", [a], [b, c, d])
 
 
+@pytest.mark.long
 def test_the_scheduler_needs_no_torch() -> None:
     """It decides between two passes of a GPU, and must start and run without anything heavy."""
     code = "import sys, specdec.scheduling.scheduler; sys.exit('torch' in sys.modules)"

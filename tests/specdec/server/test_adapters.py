@@ -147,6 +147,7 @@ def test_an_adapter_that_could_not_be_unloaded_is_still_served(
     assert change(served, "load", lora_name="taxis", lora_path=str(adapters[0]))[0] == 200
 
 
+@pytest.mark.long
 def test_the_draft_model_may_be_adapted_too(
     served: Served, folders: Tiny, adapters: list[Path], tmp_path: Path
 ) -> None:

@@ -177,6 +177,7 @@ def test_plain_text_may_be_asked_for(client: OpenAI) -> None:
     assert reply.choices[0].message.content is not None
 
 
+@pytest.mark.long
 def test_the_asynchronous_client(server: Served) -> None:
     async def run() -> tuple[str | None, str]:
         async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:

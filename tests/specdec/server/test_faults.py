@@ -128,6 +128,7 @@ def _reader(server: Command, body: dict[str, Any], into: ExitStack) -> socket.so
     return connection
 
 
+@pytest.mark.long
 def test_clients_that_never_read_are_cut_off(server: Command) -> None:
     """Each choice begins with the prompt's log-probabilities: more than the system keeps for a connection."""
     body = {**SHORT, "prompt": "a" * 1500, "echo": True, "n": 4}

@@ -56,6 +56,7 @@ MARKED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", MARKED)
 def test_markdown_is_shown_as_it_arrives(script: Script, text: str) -> None:
     """In pieces of any size: what is shown at the end is what a whole text shows."""

@@ -86,6 +86,7 @@ def _check_events(events: list[Any], whole: Response) -> None:
     assert events[0].response.output == []
 
 
+@pytest.mark.long
 def test_the_packages_own_accumulator_reads_the_stream(client: OpenAI) -> None:
     extra = {"seed": 11}
     whole = client.responses.create(model="tiny", input="Hello", extra_body=extra)

@@ -15,6 +15,7 @@ from tests.specdec.structured.byte_grammars import END, ByteTokens
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_kept_grammars_have_at_most_so_many_bytes() -> None:
     """Those that were used last are kept. One that is larger than all of the cache is not."""
     forms = [StructuredOutputsParams(choice=[f"{letter}{word}" for word in range(30)]) for letter in "abcd"]

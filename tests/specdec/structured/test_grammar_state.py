@@ -74,6 +74,7 @@ def test_a_long_literal_is_looked_into_as_far_as_is_asked(most: int) -> None:
     assert len(state._masks) <= 1 + most
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(60))
 @given(
     grammar=grammars,

@@ -55,6 +55,7 @@ def test_ten_times_the_texts_take_at_most_twenty_times_the_memory(name: str) -> 
     assert large.compiled.memory_size_bytes < 20 * small.compiled.memory_size_bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("needed", [False, True])
 def test_properties_have_few_rules(needed: bool) -> None:
     """The compiler's time grows with the product of rules and characters."""

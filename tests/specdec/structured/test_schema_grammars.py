@@ -69,6 +69,7 @@ def test_values_that_follow_the_schema_are_possible(
         assert accepts(grammar, json.dumps(value, ensure_ascii=False, indent=2))
 
 
+@pytest.mark.long
 @given(schema=wild_schemas())
 def test_invalid_schemas_are_refused(schema: dict[str, Any]) -> None:
     for keyword in schema:

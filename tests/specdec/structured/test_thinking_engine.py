@@ -115,6 +115,7 @@ def test_drafts_change_no_token_wherever_the_mark_falls(
             assert re.fullmatch(pattern, answer), answer
 
 
+@pytest.mark.long
 def test_drafts_reach_across_the_mark(engines: dict[str, LLM]) -> None:
     """What the limit forces, the mark, is drafted together with what the form forces behind it."""
     form = StructuredOutputsParams(choice=["(((("])

@@ -104,6 +104,7 @@ def test_what_is_forced_is_drafted(case: Case, seed: int, size: int, most: int) 
     assert len(allowed) != 1 or chain[0] in allowed
 
 
+@pytest.mark.long
 @settings(max_examples=num_cases(60))
 @given(
     case=cases,

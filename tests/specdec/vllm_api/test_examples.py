@@ -37,6 +37,7 @@ def llm() -> Iterator[LLM]:
         yield found
 
 
+@pytest.mark.long
 def test_basic_generation(llm: LLM) -> None:
     prompts = ["I would like to find", "The train to Cambridge", "My telephone number is"]
     outputs = llm.generate(prompts, SamplingParams(temperature=0.8, top_p=0.95, max_tokens=12, seed=3))

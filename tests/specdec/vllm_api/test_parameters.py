@@ -200,6 +200,7 @@ def test_spaces_between_special_tokens(spaced: bool, text: str) -> None:
     assert detokenizer.text == text
 
 
+@pytest.mark.long
 def test_kinds_of_output(llm: LLM) -> None:
     whole = llm.generate("ab", SamplingParams(**FREE, logprobs=0))[0]
     deltas = list(llm.stream("ab", SamplingParams(**FREE, logprobs=0, output_kind=RequestOutputKind.DELTA)))
