@@ -31,6 +31,7 @@ from specdec.kernels.triton.walks import DeviceWalks
 from specdec.kernels.types.draft_trees import Walks
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.types import Walk
+from specdec.kernels.types.upload import Packet
 from specdec.models.llama import LlamaModel, LlamaWeights
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.text.detokenizer import Detokenizer
@@ -67,6 +68,8 @@ def engine_of(batch: int, context: int) -> LLMEngine:
     for parameter in weights.parameters():
         torch.nn.init.zeros_(parameter)
     weights.requires_grad_(False).eval()
+    # As to a GPU, all numbers of a step go in one packet.
+    Packet.is_copied = property(lambda _: True)  # type: ignore[method-assign, assignment]
     walks: Any = DeviceWalks(no_argmax, no_walk, no_walk)
     kernels = choose_kernels("torch", device, torch.float32)
     kernels = replace(kernels, walks=Walks(walks.coupled_walk))

@@ -1,7 +1,6 @@
 """Chains of known tokens and their draft trees, packed into the ragged rows of one forward pass."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,8 +16,7 @@ from specdec.kernels.types.tree import TreeRow, split_words
 from specdec.kernels.types.upload import Packet, PacketLayout
 
 
-@dataclass(frozen=True)
-class TreeBatch:
+class TreeBatch(NamedTuple):
     """Device tensors of a step.
 
     Attributes:
@@ -26,7 +24,7 @@ class TreeBatch:
         positions: int64 `[rows]`; a node's is its root's plus its depth, wherever it is stored.
         slots: int64 `[rows]`, where each token's keys and values are stored.
         rows: what each token sees, and block tables.
-        logit_rows: int64, per request its chain's scored rows, then its nodes' rows.
+        logit_rows: int64, per request its chain's scored rows, then its nodes' rows; None for all rows.
         row_starts: first packed row of each request.
         sources: int64 `[rows]`, slot of the token before; None where a request's first entry is 0.
     """
@@ -35,9 +33,13 @@ class TreeBatch:
     positions: Tensor
     slots: Tensor
     rows: RaggedRows
-    logit_rows: Tensor
+    logit_rows: Tensor | None
     row_starts: tuple[int, ...]
     sources: Tensor | None = None
+
+    def scored(self, states: Tensor) -> Tensor:
+        """Return those of states `[rows, ...]` that logits are made of."""
+        return states if self.logit_rows is None else states.index_select(0, self.logit_rows)
 
     @staticmethod
     def pack(parts: Sequence[TreeRow], trees: DraftTrees, block_size: int, device: torch.device) -> "TreeBatch":
@@ -80,6 +82,7 @@ class TreeBatch:
             tokens += part.tokens
             positions += range(part.num_cached - first, end - first)
             ancestors += [0] * (words * known)
+            visible += range(part.num_cached + 1, end + 1)
             if size:
                 nodes = trees.host_nodes(row)
                 node_rows += range(start + known, start + known + size)
@@ -87,15 +90,14 @@ class TreeBatch:
                 positions += [end - 1 - first + depth for depth in nodes.depths]
                 for bits in nodes.ancestors:
                     ancestors += split_words(bits, words)
+                visible += [end] * size
             entries = slots_of(part.block_table, part.num_cached - first, end + size, block_size)
             slots += entries[first:]
             if first:
                 sources += entries[:-first]
-            visible += range(part.num_cached + 1, end + 1)
-            visible += [end] * size
             logit_rows += range(start + known - part.num_scored, start + known + size)
         tables, table_rows = tables_of([part.block_table for part in parts], packet, device_tables)
-        wanted = packet.add(logit_rows)
+        wanted = None if len(logit_rows) == len(tokens) else packet.add(logit_rows)
         completion = trees.completion(node_rows, packet) if node_rows else None
         # Last, so that what a graph takes besides follows it.
         image = None if layout is None else packet.begin(layout)
@@ -162,7 +164,7 @@ def captured_batch(
         block_size=block_size,
         first=first,
     )
-    return TreeBatch(tokens, positions, slots, rows, tokens[:0], (), sources[0] if sources else None)
+    return TreeBatch(tokens, positions, slots, rows, None, (), sources[0] if sources else None)
 
 
 class PackedBatch(NamedTuple):

@@ -114,9 +114,9 @@ class BlockDrafter(TreeDrafter[Paths]):
         size = self.llama.vocab_size
         return passes.block(weights, readout.projection, size, readout.tokens, self._scorer_rows, cache)
 
-    def _roots(self, states: Tensor, batch: TreeBatch, last: Tensor) -> Tensor:  # noqa: ARG002
+    def _roots(self, states: Tensor, batch: TreeBatch, last: Tensor | None) -> Tensor:  # noqa: ARG002
         """Return each last token, int64 `[rows, 1]`."""
-        return batch.tokens.index_select(0, last)[:, None]
+        return (batch.tokens if last is None else batch.tokens.index_select(0, last))[:, None]
 
     def read(self, batch: TreeBatch) -> Tensor:
         """Write keys and values of what the target's features say; see `TreeDrafter.read`."""

@@ -109,12 +109,12 @@ class LevelLoops(ABC, Generic[State]):
         """Write the head's entries of known tokens; return their states `[tokens, size]`."""
 
     @abstractmethod
-    def _roots(self, states: Tensor, batch: TreeBatch, last: Tensor) -> Tensor:
+    def _roots(self, states: Tensor, batch: TreeBatch, last: Tensor | None) -> Tensor:
         """Return what drafting begins with, `[rows, size]`.
 
         Args:
             states: of `read`, of a batch of known tokens.
-            last: int64 `[rows]`, the packed row of each last token.
+            last: int64 `[rows]`, the packed row of each last token; None where the rows are these alone.
         """
 
     @abstractmethod

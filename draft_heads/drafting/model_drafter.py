@@ -32,9 +32,9 @@ class ModelDrafter(TreeDrafter[Tensor]):
             return None
         return passes.drafting(weights, readout.projection, self.llama.vocab_size, readout.tokens, cache)
 
-    def _roots(self, states: Tensor, batch: TreeBatch, last: Tensor) -> Tensor:  # noqa: ARG002
+    def _roots(self, states: Tensor, batch: TreeBatch, last: Tensor | None) -> Tensor:  # noqa: ARG002
         """Return the head's state after each last token."""
-        return states if len(states) == len(last) else states.index_select(0, last)
+        return states if last is None else states.index_select(0, last)
 
     def read(self, batch: TreeBatch) -> Tensor:
         """See `TreeDrafter.read`."""

@@ -6,7 +6,7 @@ Replayed CUDA graphs find plans in memory at a fixed address (`PlanRoom`).
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -126,9 +126,9 @@ class PlanCapacity(NamedTuple):
 
     @staticmethod
     def of(tiles: int, kv_heads: int, processors: int) -> "PlanCapacity":
-        """Return the bounds of `Plan.make` for `tiles` tiles.
+        """Return the bounds of a plan of `tiles` tiles.
 
-        `Plan.make` measures the context of a tile in shares. All tiles together have at most processors / kv_heads
+        A plan measures the context of a tile in shares. All tiles together have at most processors / kv_heads
         shares. A tile of x shares is cut into max(1, floor(x + 0.5)) parts. So it is cut from 1.5 shares on, and then
         has at most 4 x / 3 parts, at most x more than the one item of an uncut tile.
         """
@@ -164,46 +164,17 @@ class Plan(NamedTuple):
         configs: dict[int, Config],
         processors: int,
         height: int | None = None,
-        packet: Packet | None = None,
-        capacity: "PlanCapacity | None" = None,
     ) -> "Plan":
         """Return the plan, from what the host knows and without waiting for the device.
 
         Args:
             height: height of the tiles; None for the cheapest.
-            packet: takes the plan's numbers, which are there once it is sent; None to send them at once.
-            capacity: items and joins that their numbers leave room for.
         """
         height = height or best_height(rows, heads.group, configs)
-        config = configs[height]
-        tiles = rows.tiles(height // heads.group, heads.window)
-        # What each processor would do if all work could be dealt out evenly, in entries.
-        share = sum(tile.end - tile.begin for tile in tiles) * heads.kv_heads / processors
-        items: list[tuple[int, ...]] = []
-        joins: list[tuple[int, ...]] = []
-        num_parts = 0
-        for tile in tiles:
-            context = tile.end - tile.begin
-            wanted = max(1, math.floor(context / max(share, MIN_PART) + 0.5))
-            size = ceil_div(context, wanted * config.keys) * config.keys
-            begins = range(tile.begin, tile.end, size)
-            is_cut = len(begins) > 1
-            for part, begin in enumerate(begins, start=num_parts):
-                end = min(begin + size, tile.end)
-                table, tree = rows.table_row(tile.request), rows.tree_starts[tile.request]
-                own = part if is_cut else -1
-                items.append((table, tile.start, tile.rows, begin, end, tree, own, int(end == tile.end)))
-            if is_cut:
-                joins.append((tile.start, tile.rows, num_parts, len(begins)))
-                num_parts += len(begins)
-        items.sort(key=lambda item: item[3] - item[4])
-        sent = Packet(rows.visible.device) if packet is None else packet
-        room = capacity or PlanCapacity(0, 0, 0)
-        work = sent.add(items, torch.int32, room.items * ITEM)
-        seams = sent.add(joins, torch.int32, room.joins * JOIN).view(-1, JOIN)
-        if packet is None:
-            sent.send()
-        return Plan(height, config, work, seams, num_parts)
+        work, packet = _Work.of(rows, heads, configs[height], processors, height), Packet(rows.visible.device)
+        items, joins = (packet.add(numbers, torch.int32) for numbers in (work.items, work.joins))
+        packet.send()
+        return Plan(height, configs[height], items, joins.view(-1, JOIN), work.num_parts)
 
     def of_levels(self, more: Tensor) -> "list[Plan]":
         """Return the plans of levels, made on the device, of which this is the first one's.
@@ -215,6 +186,37 @@ class Plan(NamedTuple):
             more: of `seen_more`.
         """
         return [self._replace(items=items) for items in torch.addcmul(self.items, self.items[:, LAST:], more).unbind(0)]
+
+
+class _Work(NamedTuple):
+    """The numbers of a plan on the host; see `Plan`."""
+
+    items: list[tuple[int, ...]]
+    joins: list[tuple[int, ...]]
+    num_parts: int
+
+    @staticmethod
+    def of(rows: RaggedRows, heads: AttentionGeometry, config: Config, processors: int, height: int) -> "_Work":
+        """Return the numbers of the plan of rows."""
+        tiles = rows.tiles(height // heads.group, heads.window)
+        # What each processor would do if all work could be dealt out evenly, in entries.
+        share = max(sum([tile.end - tile.begin for tile in tiles]) * heads.kv_heads / processors, MIN_PART)
+        items, joins, parts = list[tuple[int, ...]](), list[tuple[int, ...]](), 0
+        for request, start, count, begin, end in tiles:
+            table, tree = rows.table_row(request), rows.tree_starts[request]
+            wanted = max(1, math.floor((end - begin) / share + 0.5))
+            size = ceil_div(end - begin, wanted * config.keys) * config.keys
+            if size >= end - begin:
+                items.append((table, start, count, begin, end, tree, -1, 1))
+                continue
+            first = parts
+            for at in range(begin, end, size):
+                last = at + size >= end
+                items.append((table, start, count, at, end if last else at + size, tree, parts, int(last)))
+                parts += 1
+            joins.append((start, count, first, parts - first))
+        items.sort(key=lambda item: item[3] - item[4])
+        return _Work(items, joins, parts)
 
 
 def seen_more(levels: int, width: int, device: torch.device) -> Tensor:
@@ -322,9 +324,13 @@ class PlanRoom:
         """Add the plans of rows to a packet; return them as bytes, which lie as in the layout."""
         memory = packet.begin(self.layout)
         for one, capacity in zip(self.geometries, self._capacities, strict=True):
-            configs = configs_of(one, self.chip)
-            plan = Plan.make(rows, one, configs, self.chip.processors, self.height, packet, capacity)
-            assert len(plan.items) <= capacity.items
-            assert len(plan.joins) <= capacity.joins
-            assert plan.num_parts <= capacity.parts
+            config = configs_of(one, self.chip)[self.height]
+            work = _Work.of(rows, one, config, self.chip.processors, self.height)
+            assert len(work.items) <= capacity.items
+            assert len(work.joins) <= capacity.joins
+            assert work.num_parts <= capacity.parts
+            numbers = [*chain.from_iterable(work.items)]
+            numbers += [0] * (capacity.items * ITEM - len(numbers))
+            numbers += chain.from_iterable(work.joins)
+            packet.add(numbers, torch.int32, capacity.items * ITEM + capacity.joins * JOIN)
         return memory

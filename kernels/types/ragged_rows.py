@@ -108,8 +108,7 @@ class RaggedRows:
         return {}
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(NamedTuple):
     """Consecutive query rows of one request, which see no entry before `begin` and none from `end` on."""
 
     request: int

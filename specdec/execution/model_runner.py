@@ -136,10 +136,7 @@ class ModelRunner:
                 torch.clamp_min(tokens, 0, out=packed.batch.tokens[: len(tokens)])
             batch = packed.complete()
             features = run(batch)
-            wanted = batch.logit_rows
-            if not self.model.is_last:
-                return features[:0]
-            return features if wanted.numel() == len(batch.tokens) else features.index_select(0, wanted)
+            return batch.scored(features) if self.model.is_last else features[:0]
 
         return scored_states
 

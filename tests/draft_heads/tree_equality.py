@@ -28,6 +28,8 @@ def assert_packed_equal(mine: DraftTrees, other: DraftTrees) -> None:
     """Compare them packed as rows of a step, before the row of a request without drafts."""
     parts = [TreeRow([3, 4], 5, list(range(40)), 1)] * (1 + len(mine.sizes))
     own, wanted = (TreeBatch.pack(parts, trees, 4, CPU) for trees in (mine, other))
-    for name in ("tokens", "positions", "slots", "logit_rows"):
+    for name in ("tokens", "positions", "slots"):
         assert torch.equal(getattr(own, name), getattr(wanted, name))
+    rows = torch.arange(len(own.tokens))
+    assert torch.equal(own.scored(rows), wanted.scored(rows))
     assert torch.equal(own.rows.ancestors, wanted.rows.ancestors)

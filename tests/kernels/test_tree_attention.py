@@ -271,7 +271,7 @@ def test_plans_of_levels_cover_what_each_level_sees(
     height = attention_plan.best_height(rows, group, configs)
     tiles = len(known) * -(-width // (height // group))
     capacity = PlanCapacity.of(tiles, heads.kv_heads, processors)
-    plan = Plan.make(rows, heads, configs, processors, height, None, capacity)
+    plan = Plan.make(rows, heads, configs, processors, height)
     plans = plan.of_levels(attention_plan.seen_more(levels, width, torch.device("cpu")))
     assert len(plans) == levels
     for level, plan in enumerate(plans):

@@ -111,8 +111,9 @@ def test_counts_and_logit_rows_equal_construction_part_by_part(drawn: Drawn) -> 
         start = chain_end + len(tree)
         samples += list(range(chain_end - part.num_scored, start))
     assert list(batch.row_starts) == starts
-    assert batch.logit_rows.tolist() == samples
-    assert batch.logit_rows.dtype == torch.int64
+    rows = torch.arange(start)
+    assert batch.scored(rows).tolist() == samples
+    assert (batch.logit_rows is None) == (len(samples) == start)
     assert list(batch.rows.query_lens) == [len(p.tokens) + len(tree) for p, tree in drawn.pairs]
     assert list(batch.rows.lengths) == [p.num_cached + len(p.tokens) + len(tree) for p, tree in drawn.pairs]
     assert list(batch.rows.tree_starts) == [p.num_cached + len(p.tokens) for p in drawn.parts]
