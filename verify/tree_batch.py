@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -73,12 +74,17 @@ class TreeBatch(NamedTuple):
         """
         sizes = [*trees.sizes, *[0] * (len(parts) - len(trees.sizes))]
         words = max(least_words, ceil_div(max(sizes), WORD_BITS))
-        tokens, positions, slots, visible, ancestors, node_rows, logit_rows, starts = (list[int]() for _ in range(8))
-        sources: list[int] = []
+        numbers: tuple[list[int], ...] = ([], [], [], [], [], [])
+        tokens, positions, slots, visible, ancestors, sources = numbers
+        node_rows: list[int] = []
+        logit_rows: list[int] = []
+        starts: list[int] = []
+        ends: list[int] = []
         for row, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             start, known = len(tokens), len(part.tokens)
             end = part.num_cached + known
             starts.append(start)
+            ends.append(end)
             tokens += part.tokens
             positions += range(part.num_cached - first, end - first)
             ancestors += [0] * (words * known)
@@ -103,12 +109,12 @@ class TreeBatch(NamedTuple):
         image = None if layout is None else packet.begin(layout)
         # In the order of `row_layout`.
         own_tokens, own_positions, own_slots, own_visible, own_ancestors, *before = packet.add_lists(
-            tokens, positions, slots, visible, ancestors, *([sources] if first else [])
+            *(numbers if first else numbers[:-1])
         )
         rows = RaggedRows(
-            query_lens=[len(part.tokens) + size for part, size in zip(parts, sizes, strict=True)],
-            lengths=[part.num_cached + len(part.tokens) + size for part, size in zip(parts, sizes, strict=True)],
-            tree_starts=[part.num_cached + len(part.tokens) for part in parts],
+            query_lens=[stop - start for start, stop in pairwise([*starts, len(tokens)])],
+            lengths=[end + size for end, size in zip(ends, sizes, strict=True)] if node_rows else ends,
+            tree_starts=ends,
             block_tables=tables,
             visible=own_visible,
             ancestors=own_ancestors.view(-1, words),

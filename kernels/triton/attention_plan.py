@@ -270,10 +270,11 @@ def cheapest_height(query_lens: Sequence[int], lengths: Sequence[int], group: in
 
     def cost(height: int) -> int:
         per_tile = height // group
-        read = sum(ceil_div(n, per_tile) * length for n, length in zip(query_lens, lengths, strict=True))
+        read = sum([ceil_div(n, per_tile) * length for n, length in zip(query_lens, lengths, strict=True)])
         return (BALANCED_HEIGHT + height) * read
 
-    return min((height for height in configs if height >= group), key=cost)
+    lowest, *higher = reachable_heights(max(query_lens), group, configs)
+    return min((lowest, *higher), key=cost) if higher else lowest
 
 
 def most_tiles(rows: int, requests: int, per_tile: int) -> int:

@@ -183,15 +183,14 @@ class _Chunk:
 
 def copy_parts(parts: Sequence[Tensor], target: Tensor) -> None:
     """Copy parts of a packet, as bytes, one behind the other to a target: at once where they lie so in the packet."""
-    first, *others = parts
-    end, size = first.storage_offset() + len(first), len(target)
-    for part in others:
-        if part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr() or part.storage_offset() != end:
-            # A part that did not fit there is in memory of its own.
-            torch.cat([*parts], out=target)
-            return
-        end += len(part)
-    target.copy_(first.as_strided((size,), (1,)))
+    first, size = parts[0], target.shape[0]
+    ends = accumulate([part.shape[0] for part in parts[:-1]], initial=first.data_ptr())
+    # A part that did not fit there is in memory of its own, which may lie behind by chance.
+    is_whole = first.storage_offset() + size <= first.untyped_storage().nbytes()
+    if is_whole and all(part.data_ptr() == end for part, end in zip(parts, ends, strict=True)):
+        target.copy_(first.as_strided((size,), (1,)))
+    else:
+        torch.cat([*parts], out=target)
 
 
 def _aligned(size: int) -> int:
