@@ -1,6 +1,7 @@
 """Conversion of messages from the forms that clients send to the form that a chat template reads. Pure Python."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
@@ -52,6 +53,8 @@ def part_texts(parts: Iterable[Any]) -> list[str]:
         if not isinstance(part, str):
             key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
             text = None if key is None else part.get(key)
+            if key is not None and text is None:
+                raise ValueError(f"a content part of type {kind!r:.60} has no {key}; give it")
         if not isinstance(text, str):
             raise ValueError(f"a content part is of type {kind!r:.60}; only text is supported")
         check_text("a content part", text)
@@ -60,7 +63,11 @@ def part_texts(parts: Iterable[Any]) -> list[str]:
 
 
 def template_messages(
-    messages: Sequence[Any], format_of: Callable[[str], ContentFormat], *, knows_developers: bool = False
+    messages: Sequence[Any],
+    format_of: Callable[[str], ContentFormat],
+    *,
+    knows_developers: bool = False,
+    has_short_ids: bool = False,
 ) -> list[dict[str, Any]]:
     """Return messages as chat templates read them.
 
@@ -70,11 +77,18 @@ def template_messages(
     Args:
         format_of: how the template reads content of a role.
         knows_developers: whether the template has the role `developer`; it is `system` otherwise.
+        has_short_ids: whether ids of calls must have 9 letters and digits, as in Mistral's templates.
 
     Raises:
         ValueError: no mapping, content other than text, text that has no UTF-8 form, or a call that is none.
     """
-    return [_message(message, format_of, knows_developers) for message in messages]
+    found = [_message(message, format_of, knows_developers) for message in messages]
+    if has_short_ids:
+        for message in found:
+            for holder, key in [(message, "tool_call_id"), *((call, "id") for call in message.get("tool_calls", ()))]:
+                if isinstance(given := holder.get(key), str):
+                    holder[key] = re.sub("[^a-zA-Z0-9]", "", given)[-9:].rjust(9, "0")
+    return found
 
 
 def _message(message: Any, format_of: Callable[[str], ContentFormat], knows_developers: bool) -> dict[str, Any]:

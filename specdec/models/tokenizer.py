@@ -194,7 +194,12 @@ class Tokenizer:
             return self.chat_text(given, **arguments)
 
         format_of = cache(lambda role: formats.of(role, render))
-        return template_messages(messages, format_of, knows_developers="developer" in template)
+        return template_messages(
+            messages,
+            format_of,
+            knows_developers="developer" in template,
+            has_short_ids="alphanumeric strings with length 9" in template,
+        )
 
     def reads_tools(self, **template_arguments: Any) -> bool:
         """Return whether the chat template of these arguments shows tools to the model."""

@@ -207,8 +207,8 @@ class ChatAnswer:
         return "tool_calls"
 
     def _logprobs(self, sent: _ChatProgress, output: CompletionOutput) -> ChatLogprobs | None:
-        """Return the log-probabilities of tokens that are not sent yet, None if there are none."""
-        count, first = self._body.num_logprobs, sent.tokens
+        """Return the log-probabilities of tokens of the answer that are not sent yet, None if there are none."""
+        count, first = self._body.num_logprobs, max(sent.tokens, self._served.answer_place(self._params, output))
         sent.tokens = len(output.token_ids)
         if count is None or output.logprobs is None or first == sent.tokens:
             return None

@@ -4,15 +4,17 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from specdec.openai.chat_request import ChatRequest
+from specdec.openai.chat_request import ChatRequest, ReasoningEffort
 from specdec.openai.errors import ApiError
 from specdec.openai.request_model import ListOf, Objects, RequestModel
 from specdec.openai.sampling_fields import Int
 
 # Fields that a chat has by the same names.
 _SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
+# A block of the system prompt that Claude Code changes with each request.
+_BILLING = "x-anthropic-billing-header:"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -60,6 +62,21 @@ class Thinking(RequestModel):
     budget_tokens: Int | None = None
 
 
+class OutputFormat(RequestModel):
+    """Schema that the answer follows."""
+
+    type: Literal["json_schema"]
+    # A field named `schema` would hide a method of pydantic's.
+    given: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(RequestModel):
+    """Anthropic's `output_config`."""
+
+    format: OutputFormat | None = None
+    effort: ReasoningEffort | None = None
+
+
 class _ChatOfMessages(ChatRequest):
     """A chat whose errors name the fields of `/v1/messages`."""
 
@@ -67,6 +84,12 @@ class _ChatOfMessages(ChatRequest):
     def sent_names(self) -> dict[str, str]:
         """The request's names of sampling parameters."""
         return {"stop": "stop_sequences", "thinking_token_budget": "thinking.budget_tokens"}
+
+    @property
+    def structure_field(self) -> str:
+        """The field that says which form the output follows."""
+        own = super().structure_field
+        return "output_config" if own == "response_format" else own
 
 
 class MessagesRequest(RequestModel):
@@ -82,6 +105,7 @@ class MessagesRequest(RequestModel):
     top_p: float | None = None
     top_k: Int | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
     tools: Objects[ToolIn] | None = None
     tool_choice: ToolChoiceIn | None = None
     metadata: dict[str, Any] | None = None
@@ -96,7 +120,10 @@ class MessagesRequest(RequestModel):
         Raises:
             ApiError: a part that is not supported, or that lacks a field.
         """
-        system = [] if not self.system else [{"role": "system", "content": _text(self.system, "system")}]
+        blocks = self.system or []
+        if not isinstance(blocks, str):
+            blocks = [block for block in blocks if not (block.text or "").startswith(_BILLING)]
+        system = [{"role": "system", "content": _text(blocks, "system")}] if blocks else []
         given: dict[str, Any] = {
             "messages": [*system, *(each for message in self.messages for each in _messages(message))],
             "stop": self.stop_sequences,
@@ -109,6 +136,11 @@ class MessagesRequest(RequestModel):
             given["chat_template_kwargs"]["enable_thinking"] = False
         elif self.thinking is not None and may_think:
             given["thinking_token_budget"] = self.thinking.budget_tokens
+        if (output := self.output_config) is not None:
+            given["reasoning_effort"] = output.effort
+            if output.format is not None:
+                schema = {"name": "answer", "schema": output.format.given}
+                given["response_format"] = {"type": "json_schema", "json_schema": schema}
         if self.tools:
             given["tools"] = [_tool(tool) for tool in self.tools]
         if (choice := self.tool_choice) is not None:

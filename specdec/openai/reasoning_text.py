@@ -40,8 +40,12 @@ class ServedReasoning:
             template_arguments: what its chat template got.
         """
         if params.reasoning_ended is None:
-            is_enabled = self.parser.is_enabled(template_arguments)
-            params.reasoning_ended = not is_enabled or self.marks.last(prompt) == self.marks.end
+            # What continues an answer is no thinking, unless that has begun in it.
+            goes_on = bool(template_arguments.get("continue_final_message"))
+            ended = (
+                self.marks.last(prompt) != self.marks.start if goes_on else self.marks.last(prompt) == self.marks.end
+            )
+            params.reasoning_ended = ended or not self.parser.is_enabled(template_arguments)
         tags = tokenizer.special_named((self.parser.START, self.parser.END, *self.parser.ALSO_END))
         if tags and not params.reasoning_ended:
             params.kept_special_tokens = sorted({*(params.kept_special_tokens or ()), *tags.values()})

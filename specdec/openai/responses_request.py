@@ -17,7 +17,22 @@ from specdec.openai.tool_fields import ToolFields
 LOGPROBS = "message.output_text.logprobs"
 FUNCTION = "function"
 _ITEMS = (None, "message", "function_call", "function_call_output", "reasoning", "item_reference", "compaction")
+# An item of Codex, which brings further tools.
+TOOL_ITEM = "additional_tools"
 _CUSTOM_ITEMS = ("custom_tool_call", "custom_tool_call_output")
+
+
+class ResponseTool(RequestModel):
+    """A tool of the request. Those of type function are offered to the model, others left out."""
+
+    type: str
+    name: str | None = None
+
+    @model_validator(mode="after")
+    def _check_name(self) -> Self:
+        if self.type == FUNCTION and self.name is None:
+            raise ValueError("a function has no name; give it")
+        return self
 
 
 class InputItem(RequestModel):
@@ -32,6 +47,7 @@ class InputItem(RequestModel):
     arguments: str | None = None
     input: str | None = None
     output: Content | None = None
+    tools: Objects[ResponseTool] | None = None
 
     @property
     def is_left_out(self) -> bool:
@@ -65,19 +81,6 @@ class InputItem(RequestModel):
         message = f"an input item is of type {self.type!r:.60}; known are messages with a role, function_call, "
         message += "custom_tool_call (each with a name), their outputs, and reasoning"
         raise ApiError(400, message, param="input")
-
-
-class ResponseTool(RequestModel):
-    """A tool of the request. Those of type function are offered to the model, others left out."""
-
-    type: str
-    name: str | None = None
-
-    @model_validator(mode="after")
-    def _check_name(self) -> Self:
-        if self.type == FUNCTION and self.name is None:
-            raise ValueError("a function has no name; give it")
-        return self
 
 
 class ReasoningOptions(RequestModel):
@@ -115,9 +118,9 @@ class ResponsesRequest(TemplateArguments, ToolFields):
 
     def ignored(self) -> list[str]:
         """Describe ignored parts for the log: unknown fields, tools other than functions, items without text."""
-        tools = {tool.type for tool in self.tools or ()} - {FUNCTION}
+        tools = {tool.type for tool in self.all_tools} - {FUNCTION}
         items = [] if isinstance(self.input, str) else self.input
-        kinds = {str(item.type) for item in items if item.is_left_out}
+        kinds = {str(item.type) for item in items if item.is_left_out} - {TOOL_ITEM}
         return [
             *super().ignored(),
             *(f"tools of type {kind!r:.50}" for kind in sorted(tools)),
@@ -130,9 +133,15 @@ class ResponsesRequest(TemplateArguments, ToolFields):
         return None if self.reasoning is None else self.reasoning.effort
 
     @property
+    def all_tools(self) -> list[ResponseTool]:
+        """The tools of the request and of its items; those of namespaces are not among them."""
+        items = [] if isinstance(self.input, str) else self.input
+        return [*(self.tools or ()), *(tool for item in items if item.type == TOOL_ITEM for tool in item.tools or ())]
+
+    @property
     def functions(self) -> list[dict[str, Any]]:
         """The functions among the tools, as they were given."""
-        return [tool.model_dump() for tool in self.tools or () if tool.type == FUNCTION]
+        return [tool.model_dump() for tool in self.all_tools if tool.type == FUNCTION]
 
     @property
     def offered(self) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Fields of a request that become sampling parameters, by OpenAI's and vLLM's names."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -194,7 +195,6 @@ def check_logprobs(count: int | None, most: int, name: str) -> None:
 
 
 def _by_token(bias: Mapping[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): value for token, value in bias.items()}
-    except ValueError:
-        raise ApiError(400, "logit_bias must map token ids to numbers", param="logit_bias") from None
+    if wrong := [token for token in bias if not re.fullmatch("0|-?[1-9][0-9]*", token)]:
+        raise ApiError(400, f"logit_bias holds {wrong[0]!r:.60}; it must map token ids to numbers", param="logit_bias")
+    return {int(token): value for token, value in bias.items()}

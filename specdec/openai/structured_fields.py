@@ -24,6 +24,8 @@ class ResponseFormat(RequestModel):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
+    # llama.cpp's, beside `json_object`.
+    given: dict[str, Any] | None = Field(None, alias="schema")
 
     @property
     def described(self) -> JsonSchema | None:
@@ -47,7 +49,9 @@ class ResponseFormat(RequestModel):
         if self.type == "structural_tag":
             message = f"{field} is 'structural_tag'; supported are 'text', 'json_object' and 'json_schema'"
             raise ApiError(400, message, param=field)
-        return _params(field, json_object=True) if self.type == "json_object" else None
+        if self.type == "text":
+            return None
+        return _params(field, json_object=True) if self.given is None else _params(field, json=self.given)
 
 
 class TextFormat(JsonSchema, ResponseFormat):

@@ -1,6 +1,8 @@
 """The application: routes, middleware, the page and the form of errors."""
 
+import re
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -15,6 +17,9 @@ from specdec.server.gate import Gate
 from specdec.server.openapi import describe
 from specdec.server.service import Service
 from specdec.server.viewer import page
+
+# Names of types in the places of pydantic's errors that could be names of fields.
+_TYPES = ("str", "int", "float", "bool", "none")
 
 
 def build_app(service: Service) -> FastAPI:
@@ -77,4 +82,6 @@ def _described(errors: Sequence[Any]) -> ApiError:
     if not place:
         return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json")
     reasons = [one["msg"] for one in errors if len(one["loc"]) > 1 and str(one["loc"][1]) == place[0]]
-    return ApiError(400, f"{place[0]}: {'; or '.join(dict.fromkeys(reasons))}", param=place[0])
+    # A type of a union stands in the place as well.
+    within = takewhile(lambda part: re.fullmatch("[a-z_]+|[0-9]+", part) and part not in _TYPES, place[1:])
+    return ApiError(400, f"{'.'.join([place[0], *within])}: {'; or '.join(dict.fromkeys(reasons))}", param=place[0])

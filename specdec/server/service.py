@@ -129,13 +129,10 @@ class Service:
             )
 
     def leave_room(self, params: SamplingParams) -> None:
-        """Replace -1 for the tokens of a prompt by as many as leave room for the answer.
-
-        An answer without a limit gets a quarter of the context.
-        """
+        """Replace -1 for the tokens of a prompt by as many as leave room for the answer, at most a quarter of all."""
         if params.truncate_prompt_tokens == -1:
             longest = self.llm.max_model_len
-            params.truncate_prompt_tokens = max(1, longest - (params.max_tokens or longest // 4))
+            params.truncate_prompt_tokens = max(1, longest - min(params.max_tokens or longest, longest // 4))
 
     def accept(self, body: RequestModel, model: str | None) -> None:
         """Check lengths of lists and the name of the model or adapter, and log ignored fields once.

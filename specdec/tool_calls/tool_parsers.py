@@ -19,11 +19,16 @@ class PlainText(ToolParser):
         return [text] if text else []
 
 
-class FirstCall(ToolParser):
-    """Parser that drops all calls but the first, for `parallel_tool_calls` false."""
+class WantedItems(ToolParser):
+    """Parser that drops what a request does not want.
 
-    def __init__(self, parser: ToolParser) -> None:
-        self._parser = parser
+    Args:
+        is_single: all calls but the first are dropped, for `parallel_tool_calls` false.
+        has_text: whether the answer may hold text. Forced calls hold none, but of one that is cut off the beginning.
+    """
+
+    def __init__(self, parser: ToolParser, *, is_single: bool, has_text: bool) -> None:
+        self._parser, self._is_single, self._has_text = parser, is_single, has_text
         self._num_calls = 0
 
     def push(self, text: str) -> list[Item]:
@@ -35,7 +40,7 @@ class FirstCall(ToolParser):
     def _kept(self, items: Sequence[Item]) -> Iterator[Item]:
         for item in items:
             self._num_calls += isinstance(item, CallStart)
-            if isinstance(item, str) or self._num_calls <= 1:
+            if self._has_text if isinstance(item, str) else self._num_calls <= 1 or not self._is_single:
                 yield item
 
 
@@ -87,7 +92,7 @@ def parser_of_answer(
     """
     if calls.mode == "none":
         return PlainText()
+    parser: ToolParser = kind(offered)
     if kind.FORM is None and calls.is_forced:
-        return NamedCall(calls.names[0]) if calls.mode == "named" and calls.names else ListedCalls()
-    parser = kind(offered)
-    return FirstCall(parser) if is_single else parser
+        parser = NamedCall(calls.names[0]) if calls.mode == "named" and calls.names else ListedCalls()
+    return WantedItems(parser, is_single=is_single, has_text=not calls.is_forced)

@@ -72,6 +72,19 @@ def test_a_template_that_knows_developers_gets_them() -> None:
     assert read({"role": "developer", "content": "a"}, knows_developers=True)[0]["role"] == "developer"
 
 
+def test_ids_of_calls_have_the_length_that_the_template_wants() -> None:
+    """9 letters and digits, for Mistral's, whichever server has made them."""
+    for given, short in (("call_0123456789abcdef01234567", "f01234567"), ("a-1", "0000000a1"), ("abcdefghi",) * 2):
+        call = {"id": given, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        answer, result = (
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": given, "content": "a"},
+        )
+        first, second = template_messages([answer, result], lambda _: ContentFormat.STRING, has_short_ids=True)
+        assert first["tool_calls"][0]["id"] == second["tool_call_id"] == short
+        assert call["id"] == given
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -51,6 +51,19 @@ def test_tools_and_items_of_other_servers_are_left_out() -> None:
     ]
 
 
+def test_functions_of_items_are_offered() -> None:
+    """As Codex sends them."""
+    function = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    item = {"type": "additional_tools", "role": "developer", "tools": [function, {"type": "custom", "name": "c"}]}
+    given = {"input": [item, {"role": "user", "content": "a"}], "tool_choice": "required"}
+    body = ResponsesRequest.model_validate(given)
+    assert body.functions == [function]
+    assert body.calls.is_forced
+    assert body.template_arguments()["tools"][0]["function"]["name"] == "f"
+    assert body.ignored() == ["tools of type 'custom'"]
+    assert body.chat_messages() == [{"role": "user", "content": ["a"]}]
+
+
 @pytest.mark.parametrize(
     "choice", [{"type": "web_search"}, {"type": "custom", "name": "apply_patch"}, {"type": "function", "name": "n"}]
 )

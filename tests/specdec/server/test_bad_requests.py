@@ -91,6 +91,8 @@ WRONG: list[dict[str, Any]] = [
     {"logit_bias": []},
     {"logit_bias": {"1": "a"}},
     {"logit_bias": {"1": 101}},
+    {"logit_bias": {"05": 1}},
+    {"logit_bias": {" 5 ": 1}},
     {"logprobs": True},
     {"logprobs": -1},
     {"seed": -2},
@@ -119,6 +121,19 @@ def test_wrong_types_and_values_are_refused(server: Served, wrong: dict[str, Any
     status, headers, reply = server.send("POST", "/v1/completions", {"prompt": "a", "stream": stream, **wrong})
     check_error(status, headers, reply)
     assert status == 400
+
+
+def test_the_place_of_what_is_wrong_is_told(server: Served) -> None:
+    talk: list[Any] = [{"role": "user", "content": "a"}] * 3
+    tool = {"type": "function", "function": {"name": "f"}}
+    for body, place in (
+        ({"messages": [*talk, {"role": "user", "content": 5}]}, "messages.3.content: "),
+        ({"messages": talk, "tools": [tool, {"name": "g"}]}, "tools.1.type: "),
+        ({"messages": talk, "top_p": "a"}, "top_p: "),
+    ):
+        error = server.send("POST", "/v1/chat/completions", body)[2]["error"]
+        assert error["message"].startswith(place)
+        assert error["param"] == place.partition(".")[0].removesuffix(": ")
 
 
 MESSAGES: list[Any] = [

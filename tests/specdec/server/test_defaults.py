@@ -166,6 +166,10 @@ def test_a_long_prompt_is_cut_to_leave_room(server: Served, path: str) -> None:
         assert usage.get("prompt_tokens", usage.get("input_tokens")) == CONTEXT - 3
         assert reply.get("truncation", "disabled") == more.get("truncation", "disabled")
     assert server.send("POST", path, {**body, limit: 3})[0] == 400
+    # What fits is not cut, whatever the limit.
+    short: Any = {key: [{"role": "user", "content": "ab"}] if key == "messages" else "ab", limit: CONTEXT}
+    counts = [server.send("POST", path, {**short, **more})[2]["usage"] for more in ({}, auto)]
+    assert len({usage.get("prompt_tokens", usage.get("input_tokens")) for usage in counts}) == 1
     for wrong in (0, -2):
         error = server.send("POST", path, {**body, "truncate_prompt_tokens": wrong})[2]["error"]
         assert error["param"] == "truncate_prompt_tokens"

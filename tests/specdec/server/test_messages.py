@@ -161,6 +161,27 @@ def test_a_conversation_is_a_chat() -> None:
     assert (chat.stop, chat.max_tokens, chat.calls.mode) == (["x"], 3, "auto")
 
 
+def test_the_form_and_the_effort_of_an_answer(served: Served) -> None:
+    schema = {"enum": ["true"]}
+    output = {"effort": "none", "format": {"type": "json_schema", "schema": schema}}
+    body = {"messages": TALK, "max_tokens": 9, "temperature": 0, "output_config": output}
+    status, _, reply = served.send("POST", "/v1/messages", body, KEY)
+    assert status == 200, reply
+    assert [(block["type"], block["text"]) for block in reply["content"]] == [("text", '"true"')]
+
+
+def test_what_claude_code_changes_with_each_request_is_no_prompt() -> None:
+    def messages(*system: str) -> Any:
+        blocks = [{"type": "text", "text": text} for text in system]
+        given = {"max_tokens": 3, "messages": TALK, "system": blocks}
+        return MessagesRequest.model_validate(given).chat(may_think=False).chat_messages()
+
+    first = messages("x-anthropic-billing-header: cc_version=2; cch=1a2b3;", "Be terse.")
+    assert first == messages("x-anthropic-billing-header: cc_version=2; cch=9f8e7;", "Be terse.")
+    assert first == messages("Be terse.")
+    assert messages("x-anthropic-billing-header: cch=1a2b3;") == messages()
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "image": ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "of type 'image'"),
     "role": ({"messages": [{"role": "tool", "content": "a"}]}, "messages"),
@@ -179,6 +200,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "messages: List should have at most 16384 items",
     ),
     "none": ({"messages": []}, "messages is empty"),
+    "format": ({"output_config": {"format": {"type": "text", "schema": {}}}}, "output_config.format.type: "),
 }
 
 

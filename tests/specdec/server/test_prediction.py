@@ -87,13 +87,13 @@ def test_the_right_prediction_saves_steps_and_a_request_without_one_has_no_detai
     ("value", "message"),
     [
         ("text", "prediction: Input should be a valid dictionary or object to extract fields from"),
-        ({"type": "content"}, "prediction: Field required"),
-        ({"type": "tokens", "content": "a"}, "prediction: Input should be 'content'"),
+        ({"type": "content"}, "prediction.content: Field required"),
+        ({"type": "tokens", "content": "a"}, "prediction.type: Input should be 'content'"),
         (
             {"type": "content", "content": [{"type": "image_url"}]},
             "a content part is of type 'image_url'; only text is supported",
         ),
-        ({"type": "content", "content": 3}, "prediction: Input should be a valid string"),
+        ({"type": "content", "content": 3}, "prediction.content: Input should be a valid string"),
     ],
 )
 def test_another_value_is_refused_in_one_line(server: Served, value: Any, message: str) -> None:

@@ -137,6 +137,33 @@ def test_forms_begin_behind_the_thinking(client: OpenAI) -> None:
         assert reply.choices[0].text.lstrip() == text
 
 
+def test_what_continues_an_answer_is_no_thinking(client: OpenAI) -> None:
+    """Unless the thinking has begun in it."""
+    begun: Any = {"extra_body": {"continue_final_message": True, "add_generation_prompt": False}}
+    for text, thinks in (("hello", False), ("<think> hello", True), ("<think>t</think>", False)):
+        talk = [*TALK, {"role": "assistant", "content": text}]
+        message, _ = chat(client, messages=talk, max_tokens=1, **begun)
+        assert bool((message.model_extra or {}).get("reasoning")) == thinks
+        assert bool(message.content) != thinks
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["true"]}}}
+    talk = [*TALK, {"role": "assistant", "content": "hello"}]
+    message, _ = chat(client, messages=talk, response_format=form, **begun)
+    assert message.content == '"true"'
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_log_probabilities_are_those_of_the_content(client: OpenAI, shown: bool) -> None:
+    given: Any = {"model": "tiny", "messages": TALK, "max_tokens": 5, "logprobs": True}
+    extra = {"temperature": 0, "include_reasoning": shown}
+    (choice,) = client.chat.completions.create(**given, extra_body=extra).choices
+    assert choice.logprobs is not None
+    said = [each.token for each in choice.logprobs.content or ()]
+    assert "".join(said) == choice.message.content == TEXT
+    parts = client.chat.completions.create(**given, stream=True, extra_body=extra)
+    told = [one.logprobs for part in parts for one in part.choices if one.logprobs is not None]
+    assert [each.token for one in told for each in one.content or ()] == said
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
 def test_forced_calls_begin_behind_the_thinking(client: OpenAI, choice: Any) -> None:
     message, whole = chat(client, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)

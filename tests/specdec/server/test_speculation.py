@@ -54,7 +54,7 @@ def test_a_request_chooses_its_speculation_on_every_route(server: Served, path: 
         ({"max_nodes": 0}, "speculation: max_nodes is 0; it must be at least 1, or None"),
         ({"max_depth": -1}, "speculation: max_depth is -1; it must be at least 1, or None"),
         ({"nodes": 3}, "speculation holds 'nodes'; it may hold enabled, max_nodes, max_depth"),
-        ({"enabled": 1}, "speculation: Input should be a valid boolean"),
+        ({"enabled": 1}, "speculation.enabled: Input should be a valid boolean"),
         (False, "speculation: Input should be a valid dictionary or object to extract fields from"),
     ],
 )

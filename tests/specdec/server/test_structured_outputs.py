@@ -133,6 +133,14 @@ def test_forms_and_free_text_side_by_side(server: Served) -> None:
     server.wait_until_idle()
 
 
+def test_an_object_may_have_a_schema(client: OpenAI) -> None:
+    """As in llama.cpp."""
+    schema = {"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"], "additionalProperties": False}
+    form: Any = {"type": "json_object", "schema": schema}
+    reply = client.chat.completions.create(model="tiny", messages=TALK, response_format=form)
+    assert json.loads(reply.choices[0].message.content or "") == {"a": 7}
+
+
 def response_format(schema: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
 
