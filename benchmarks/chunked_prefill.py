@@ -50,8 +50,8 @@ def arrival(llm: LLM, short: list[list[int]], long: list[int], steps_before: int
     """Decode, let the long prompt arrive after `steps_before` steps, and stop at its first token."""
     engine = llm.engine
     endless = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
-    requests = [llm.new_group(prompt, endless).requests[0] for prompt in short]
-    (late,) = llm.new_group(long, SamplingParams(temperature=0, max_tokens=1)).requests
+    requests = [llm.engine.new_group(llm.request_maker.add(prompt, endless)).requests[0] for prompt in short]
+    (late,) = llm.engine.new_group(llm.request_maker.add(long, SamplingParams(temperature=0, max_tokens=1))).requests
     for request in requests:
         engine.add_request(request)
     while any(request.num_output == 0 for request in requests):

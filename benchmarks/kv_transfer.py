@@ -49,7 +49,7 @@ class Run(NamedTuple):
 
 def run(llm: LLM, prompt: list[int], params: SamplingParams, salt: str) -> Run:
     engine, before = llm.engine, llm.engine.scheduler.stats()
-    request = llm.new_group(prompt, params).requests[0]
+    request = llm.engine.new_group(llm.request_maker.add(prompt, params)).requests[0]
     request.cache_salt = salt
     first_token, start = 0.0, time.perf_counter()
     engine.add_request(request)

@@ -84,7 +84,10 @@ class Mode:
             params = replace(params, speculation=Speculation(max_nodes=int(self.name)))
         draw, most, engine = random.Random(0), params.max_tokens or 1, self.llm.engine
         own = [replace(params, max_tokens=draw.randint(most // 2, most * 3 // 2)) for _ in prompts]
-        requests = [self.llm.new_group(prompt, each).requests[0] for prompt, each in zip(prompts, own, strict=True)]
+        requests = [
+            self.llm.engine.new_group(self.llm.request_maker.add(prompt, each)).requests[0]
+            for prompt, each in zip(prompts, own, strict=True)
+        ]
         left, running, before = list(requests), 0, engine.scheduler.stats().generated_tokens
         wanted = SHARE * sum(each.max_tokens or 1 for each in own)
         tokens, seconds = 0, 0.0

@@ -42,7 +42,7 @@ class Run(NamedTuple):
 def run(llm: LLM, prompts: list[list[int]], params: SamplingParams, salt: str, at_once: bool) -> Run:
     engine, stats = llm.engine, llm.engine.scheduler.stats()
     known, hits = stats.known_tokens, stats.prefix_hits
-    groups = [llm.new_group(prompt, params) for prompt in prompts]
+    groups = [llm.engine.new_group(llm.request_maker.add(prompt, params)) for prompt in prompts]
     start = time.perf_counter()
     for batch in [groups] if at_once else [[group] for group in groups]:
         for group in batch:

@@ -166,7 +166,7 @@ def _requests(
         stop_token_ids=pick([(), (), (chance.randrange(vocab),)]),
         ignore_eos=pick([True, False]),
     )
-    requests = llm.new_group(prompt, params).requests
+    requests = llm.engine.new_group(llm.request_maker.add(prompt, params)).requests
     salt, priority = pick([None, None, "a"]), pick([-1, 0, 0, 0, 1])
     for request in requests:
         request.cache_salt = salt

@@ -336,37 +336,6 @@ class LLM:
         del grammars
         return call
 
-    def new_group(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        lora_request: LoRARequest | None = None,
-    ) -> RequestGroup:
-        """Make the requests of a prompt on this rank alone, one per sample, checked and not yet queued.
-
-        Args:
-            priority: lower runs first, under the policy "priority".
-            cache_salt: only requests of the same salt share cached prefixes.
-            lora_request: the adapter, which is loaded if it is not yet.
-
-        Raises:
-            ValueError: a prompt that is empty, outside the vocabulary, or too long; a parameter that the model
-                does not support; an adapter that does not fit it.
-            QueueFullError: running requests have as many other adapters as can be loaded.
-        """
-        content, text, salt = read_prompt(prompt, cache_salt)
-        add = self.request_maker.add(content, params, priority, salt)
-        add.text, add.adapter = text, lora_request
-        grammar = self.request_maker.compile(add)
-        with self._shared.turn() as engine:
-            assert engine.ranks.layout.size == 1, "other ranks are told of requests that are queued"
-            group = engine.new_group(add)
-        del grammar
-        return group
-
     def add_lora(self, lora_request: LoRARequest) -> None:
         """Load an adapter before a request asks for it.
 

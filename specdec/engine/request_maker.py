@@ -125,7 +125,8 @@ class RequestMaker:
         """Check a prompt and its parameters, and return the command that runs it. Nothing checks them again.
 
         Raises:
-            ValueError: see `LLM.new_group`.
+            ValueError: a prompt that is empty, outside the vocabulary, or too long; a parameter that the model does
+                not support.
         """
         if not isinstance(params, SamplingParams):
             raise wrong("sampling_params", f"is {params!r:.60}; it must be SamplingParams")

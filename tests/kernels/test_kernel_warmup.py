@@ -7,6 +7,7 @@ import pytest
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.building.rehearsal import warmup_kinds
 from tests.fakes import save_random_eagle3, save_random_llama
+from tests.new_groups import new_group
 from tests.profiles import by_day
 from tests.simulated_gpu import simulated_gpu
 from tests.triton_launches import recorded_launches
@@ -50,7 +51,7 @@ def test_requests_launch_nothing_new(
         at_start = set(found)
         for seed, asked in enumerate(ASKED):
             params = SamplingParams(seed=seed, max_tokens=4, ignore_eos=True, **asked)
-            for request in llm.new_group([5 + seed, 6, 7, 5 + seed, 6, 7, 5 + seed, 6], params).requests:
+            for request in new_group(llm, [5 + seed, 6, 7, 5 + seed, 6, 7, 5 + seed, 6], params).requests:
                 llm.engine.add_request(request)
             while llm.engine.has_unfinished:
                 llm.engine.step()

@@ -17,6 +17,7 @@ from specdec.scheduling.integrity import check_scheduler
 from tests.fakes import (
     RandomDrafter,
 )
+from tests.new_groups import new_group
 from tests.specdec.world import EOS, VOCAB, WITH_DRAFT, World
 from tests.strategies import speculations
 from tests.trees import chain_of
@@ -114,7 +115,7 @@ def run(
             if groups[i] is None and case.step <= step:
                 # While one of the draft model is loaded, no head can replace it.
                 adapter = world.adapter(case.adapter, None if updates else llm.config.draft) if world else None
-                group = groups[i] = llm.new_group(case.prompt, case.params, lora_request=adapter)
+                group = groups[i] = new_group(llm, case.prompt, case.params, lora_request=adapter)
                 for request in group.requests:
                     llm.engine.add_request(request)
         if updates and step in updates:

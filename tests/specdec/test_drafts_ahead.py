@@ -17,6 +17,7 @@ from specdec.kernels.types.upload import Download
 from specdec.scheduling.draft_budget import DraftBudget
 from specdec.scheduling.tree_sizer import TreeSize
 from tests.fakes import save_random_block, save_random_eagle3, save_random_llama, save_shallow_llama
+from tests.new_groups import new_group
 from tests.profiles import by_day
 from tests.simulated_gpu import GPU
 from tests.triton_interpreter import grid_seed
@@ -127,7 +128,7 @@ def steps_of(llm: LLM, sized: bool, monkeypatch: pytest.MonkeyPatch) -> list[Any
             )
             # Repeated, so that n-grams match.
             prompt = [chance.randrange(3, 60) for _ in range(chance.randrange(2, 4))] * chance.randrange(1, 4)
-            for request in llm.new_group(prompt, params).requests:
+            for request in new_group(llm, prompt, params).requests:
                 llm.engine.add_request(request)
             for _ in range(chance.randrange(3)):
                 llm.engine.step()

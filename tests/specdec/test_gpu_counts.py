@@ -15,6 +15,7 @@ import pytest
 
 from specdec import LLM, DraftShape, SamplingParams
 from tests.fakes import save_random_eagle3, save_random_llama, save_random_qwen3
+from tests.new_groups import new_group
 from tests.profiles import by_day
 from tests.simulated_gpu import SimulatedGPU
 
@@ -71,7 +72,7 @@ def test_a_step_asks_for_little(
     )
     for index in range(requests):
         params = SamplingParams(temperature=temperature, seed=index, max_tokens=30, ignore_eos=True)
-        for request in llm.new_group([5 + index, 6, 7, 8], params).requests:
+        for request in new_group(llm, [5 + index, 6, 7, 8], params).requests:
             llm.engine.add_request(request)
     for _ in range(2):
         llm.engine.step()
@@ -102,7 +103,7 @@ def _check_recorded(kind: str, found: dict[str, int], places: Any) -> None:
 
 def kernels_of_a_step(llm: LLM, gpu: SimulatedGPU, prompt: list[int]) -> tuple[int, Any]:
     """Return the launches and operations of a prompt's third step, without graphs, and where they were asked for."""
-    for request in llm.new_group(prompt, SamplingParams(temperature=0, max_tokens=30)).requests:
+    for request in new_group(llm, prompt, SamplingParams(temperature=0, max_tokens=30)).requests:
         llm.engine.add_request(request)
     for _ in range(2):
         llm.engine.step()

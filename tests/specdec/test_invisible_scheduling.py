@@ -24,6 +24,7 @@ from specdec.kernels.types.upload import Packet
 from specdec.scheduling.integrity import check_scheduler
 from tests.coded_cache import KV_CACHE_DTYPES
 from tests.fakes import RandomDrafter
+from tests.new_groups import new_group
 from tests.profiles import num_cases
 from tests.specdec.drawn_requests import KnowingDrafter, adapters, cut, requests
 from tests.specdec.oracle import Expected
@@ -224,7 +225,8 @@ def test_output_is_that_of_the_request_alone(
     llm.engine.scheduler._passes_ahead = ahead and connector is None
     manager = llm.engine.scheduler.manager
     groups = [
-        llm.new_group(
+        new_group(
+            llm,
             case.prompt,
             case.params,
             priority=case.priority,
@@ -314,7 +316,7 @@ def test_a_step_that_comes_to_nothing_leaves_no_trace(world: World, monkeypatch:
         return append(*args)
 
     monkeypatch.setattr(llm.engine, "_append", interrupted)
-    (request,) = llm.new_group([3, 4, 5, 6], params).requests
+    (request,) = new_group(llm, [3, 4, 5, 6], params).requests
     llm.engine.add_request(request)
     while not request.finished:
         with contextlib.suppress(KeyboardInterrupt):

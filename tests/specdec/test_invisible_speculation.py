@@ -13,6 +13,7 @@ from specdec.kernels.types.tree import DraftTree
 from specdec.verify.sampling import Sampling
 from tests.coded_cache import KV_CACHE_DTYPES
 from tests.fakes import RandomDrafter
+from tests.new_groups import new_group
 from tests.profiles import by_day, num_cases
 from tests.specdec import oracle
 from tests.specdec.drawn_requests import Arrival, KnowingDrafter, arrivals, cut, edited, run, shapes
@@ -96,7 +97,7 @@ def test_output_is_that_of_the_plain_loop(
 
     cases = [case._replace(params=cut(case.params, chunk - seats)) for case in cases]
     beyond = 4 if drafter == "knowing" else 0
-    planned = [llm.new_group(case.prompt, case.params) for case in cases]
+    planned = [new_group(llm, case.prompt, case.params) for case in cases]
     expected = [
         [expect(world.adapted(case.adapter), llm, request, case.params, beyond) for request in group.requests]
         for group, case in zip(planned, cases, strict=True)

@@ -20,6 +20,7 @@ from specdec.models.llama import load_llama, read_llama_config
 from tests.coded_cache import CODES, numbers_of
 from tests.fakes import edit_json, save_random_llama
 from tests.kernel_sets import TORCH
+from tests.new_groups import new_group
 from tests.profiles import by_day
 from tests.quantized_checkpoints import quantize_folder
 from tests.specdec.kv_transfer.engines import GREEDY, PROMPT, SIZE, WHOLE, disk, run
@@ -78,7 +79,7 @@ def test_twice_the_requests_run_in_the_same_memory(tmp_path: Path, kernels: str)
             max_model_len=40,
             watermark=0,
         )
-        groups = [llm.new_group([3 + i] * 18, params) for i in range(64)]
+        groups = [new_group(llm, [3 + i] * 18, params) for i in range(64)]
         for group in groups:
             llm.engine.add_request(group.requests[0])
         running = []

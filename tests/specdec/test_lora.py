@@ -13,6 +13,7 @@ from specdec.kernels.native.adapters import NativeAdapters
 from specdec.kernels.native.library import library_file
 from specdec.verify.sampling import Sampling
 from tests.lora_adapters import merged, request_for, save_adapter
+from tests.new_groups import new_group
 from tests.specdec import oracle
 from tests.specdec.adapted_engine import GREEDY, engine, prompts
 from tests.specdec.world import BLOCKS, World
@@ -90,10 +91,10 @@ def test_another_adapter_under_the_same_name_and_path_finds_no_old_block(world: 
 
 def test_a_salt_cannot_name_an_adapter(world: World) -> None:
     llm = engine(world)
-    (own,) = llm.new_group([3, 4], GREEDY, lora_request=world.adapter(1)).requests
+    (own,) = new_group(llm, [3, 4], GREEDY, lora_request=world.adapter(1)).requests
     assert own.cache_salt is not None
     with pytest.raises(ValueError, match="cache_salt is not valid text"):
-        llm.new_group([3, 4], GREEDY, cache_salt=own.cache_salt)
+        new_group(llm, [3, 4], GREEDY, cache_salt=own.cache_salt)
 
 
 @pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
@@ -174,10 +175,10 @@ def test_an_adapter_in_use_stays(three: tuple[LLM, list[LoRARequest]]) -> None:
     """It is not replaced while a request has it: one that is queued, or one that nobody has queued yet."""
     llm, given = three
     alone = [llm.generate([[5, 6]], GREEDY, lora_request=each, use_tqdm=False)[0].token_ids for each in given[:2]]
-    groups = [llm.new_group([5, 6], GREEDY, lora_request=each) for each in given[:2]]
+    groups = [new_group(llm, [5, 6], GREEDY, lora_request=each) for each in given[:2]]
     requests = [request for group in groups for request in group.requests]
     with pytest.raises(QueueFullError, match="running requests have max_loras 2 other adapters"):
-        llm.new_group([5, 6], GREEDY, lora_request=given[2])
+        new_group(llm, [5, 6], GREEDY, lora_request=given[2])
     for request in requests:
         llm.engine.add_request(request)
     llm.engine.step()

@@ -29,6 +29,7 @@ from tests.baichuan import save_baichuan
 from tests.fakes import save_random_block, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.kernel_sets import TORCH
 from tests.lora_adapters import save_adapter, save_draft_adapter
+from tests.new_groups import new_group
 from tests.profiles import by_day
 from tests.simulated_gpu import GPU, SimulatedGPU, SimulatedTensor, simulated_gpu
 from tests.verify.sampled_rows import SampledRow, verify
@@ -94,7 +95,7 @@ def run(
     llm: LLM, params: list[SamplingParams], adapters: Sequence[LoRARequest | None] = (None, None)
 ) -> list[list[list[int]]]:
     groups = [
-        llm.new_group(prompt, own, lora_request=adapter)
+        new_group(llm, prompt, own, lora_request=adapter)
         for prompt, own, adapter in zip(PROMPTS, params, adapters, strict=True)
     ]
     for request in (request for group in groups for request in group.requests):
@@ -260,7 +261,7 @@ def drafted(
 ) -> tuple[list[list[int]], list[list[tuple[int, ...]]]]:
     """The tokens and the trees of two requests in one batch, of which the first has an adapter."""
     given = zip(PROMPTS, params, (adapter, None), strict=True)
-    groups = [llm.new_group(prompt, own, lora_request=one) for prompt, own, one in given]
+    groups = [new_group(llm, prompt, own, lora_request=one) for prompt, own, one in given]
     for group in groups:
         for request in group.requests:
             request.is_traced = True
@@ -445,7 +446,7 @@ def test_times_are_of_the_device_and_never_of_launches_alone(
     corrected = Mock(wraps=cost.correct)
     monkeypatch.setattr(cost, "correct", corrected)
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    llm.engine.add_request(llm.new_group(PROMPTS[0], params).requests[0])
+    llm.engine.add_request(new_group(llm, PROMPTS[0], params).requests[0])
     counts = []
     while llm.engine.has_unfinished:
         llm.engine.step()

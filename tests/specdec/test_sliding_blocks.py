@@ -12,6 +12,7 @@ from specdec.core.request import RequestGroup
 from specdec.kernels.native.library import library_file
 from specdec.scheduling.integrity import check_scheduler
 from specdec.verify.sampling import Sampling
+from tests.new_groups import new_group
 from tests.profiles import by_day
 from tests.specdec import oracle
 from tests.specdec.kv_transfer.engines import disk
@@ -81,7 +82,7 @@ def test_a_request_of_twenty_windows_runs_in_three(world: World, drafter: str, t
     blocks = 3 * WINDOW // BLOCK + (2 if drafter == "dspark" else 1)
     llm = load(world.sliding, drafter, blocks)
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=LENGTH - len(PROMPT), ignore_eos=True)
-    group = llm.new_group(PROMPT, params)
+    group = new_group(llm, PROMPT, params)
     most = run(llm, group)
     output = group.output()
     assert output.token_ids == expected(world.sliding, temperature)
@@ -98,7 +99,7 @@ def test_the_compiled_pass_and_search_read_no_block_that_was_given_back(world: W
     outputs = []
     for drafter in ("none", "eagle", "dspark"):
         llm = load(world.sliding, drafter, 6, dtype="float32", kernels="native")
-        group = llm.new_group(PROMPT, params)
+        group = new_group(llm, PROMPT, params)
         run(llm, group)
         outputs.append(group.output().token_ids)
     assert outputs == [expected(world.sliding, 0.0)] * 3
@@ -109,8 +110,8 @@ def test_samples_and_preempted_requests_share_what_is_left(world: World) -> None
     """Two samples of a prompt and another request, of which only some have room at once."""
     llm = load(world.sliding, "eagle", 9)
     params = SamplingParams(temperature=1.0, seed=3, n=2, max_tokens=40, ignore_eos=True)
-    first = llm.new_group(PROMPT, params)
-    second = llm.new_group(PROMPT[:50], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
+    first = new_group(llm, PROMPT, params)
+    second = new_group(llm, PROMPT[:50], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
     run(llm, first, second)
     for sample, completion in enumerate(first.output().outputs):
         sampling = Sampling(temperature=1.0, seed=3, sample_index=sample)
@@ -123,8 +124,8 @@ def test_samples_and_preempted_requests_share_what_is_left(world: World) -> None
 def test_a_cached_prefix_is_used_though_its_beginning_is_gone(world: World) -> None:
     llm = load(world.sliding, "eagle", 6)
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-    run(llm, llm.new_group(PROMPT, params))
-    again = llm.new_group(PROMPT, params)
+    run(llm, new_group(llm, PROMPT, params))
+    again = new_group(llm, PROMPT, params)
     run(llm, again)
     assert again.output().num_cached_tokens == len(PROMPT) - 1
     assert again.output().token_ids == expected(world.sliding, 0.0)[:8]
@@ -149,7 +150,7 @@ def test_a_model_with_a_layer_that_sees_all_keeps_every_block(world: World) -> N
     group_of = SamplingParams(temperature=0.0, max_tokens=LENGTH - len(PROMPT), ignore_eos=True)
     for one, drafter, window in ((world, "eagle", DRAFT_WINDOW), (world.sliding, "eagle", None)):
         llm = load(one, drafter, 64, draft_window_size=window)
-        assert run(llm, llm.new_group(PROMPT, group_of)) >= LENGTH // BLOCK
+        assert run(llm, new_group(llm, PROMPT, group_of)) >= LENGTH // BLOCK
 
 
 def test_trees_are_no_larger_than_the_window(world: World) -> None:

@@ -3,12 +3,13 @@
 from specdec import LLM, SamplingParams
 from specdec.async_engine.outbox import Outbox
 from specdec.core.request import Request, RequestGroup
+from tests.new_groups import new_group
 from tests.specdec.world import World
 
 
 def _group(world: World, samples: int) -> RequestGroup:
     llm = LLM(world.folder / "target", draft=None, kv_cache_memory=1 << 22)
-    return llm.new_group([3, 4], SamplingParams(max_tokens=8, n=samples, ignore_eos=True))
+    return new_group(llm, [3, 4], SamplingParams(max_tokens=8, n=samples, ignore_eos=True))
 
 
 def _take(request: Request, *tokens: int) -> None:

@@ -13,6 +13,7 @@ from specdec.core import logprobs
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from tests.kernel_sets import TORCH
+from tests.new_groups import new_group
 from tests.specdec.core.tiny_llm import RULES, VOCAB, WARM, load, name, several
 from tests.specdec.tiny_checkpoints import Tiny
 
@@ -194,7 +195,7 @@ def test_few_rows_of_a_prompt_are_scored_at_once(llm: LLM, monkeypatch: pytest.M
 def test_prompt_logprobs_of_some_in_a_batch(llm: LLM) -> None:
     params = [WARM, several(3, prompt_logprobs=1), WARM]
     # Once a prompt, not once a sample.
-    asked = [request.params.prompt_logprobs for request in llm.new_group(PROMPT, params[1]).requests]
+    asked = [request.params.prompt_logprobs for request in new_group(llm, PROMPT, params[1]).requests]
     assert asked == [1, None, None]
     outputs = llm.generate(["Hello", PROMPT, PROMPT], params)
     assert [output.prompt_logprobs is None for output in outputs] == [True, False, True]

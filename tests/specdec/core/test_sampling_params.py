@@ -9,6 +9,7 @@ import pytest
 
 from specdec import LLM, SamplingParams
 from tests.fakes import save_random_llama
+from tests.new_groups import new_group
 from tests.specdec.tiny_checkpoints import Tiny
 
 NAN, INF = math.nan, math.inf
@@ -214,7 +215,7 @@ def refuses(llm: LLM, params: SamplingParams, message: str, monkeypatch: pytest.
 
     monkeypatch.setattr(llm.engine, "step", step)
     with pytest.raises(ValueError, match=re.escape(message)):
-        llm.new_group([3, 4], params)
+        new_group(llm, [3, 4], params)
     with pytest.raises(ValueError, match=re.escape(message)):
         llm.generate([[3, 4], [5]], [SamplingParams(), params])
     assert not llm.engine.has_unfinished
@@ -240,5 +241,5 @@ def test_words_need_a_tokenizer(
 ) -> None:
     params = SamplingParams(**values)  # type: ignore[arg-type]
     refuses(bare, params, message, monkeypatch)
-    group = LLM(tiny.target, draft=None, dtype="float64", device="cpu").new_group([3, 4], params)
+    group = new_group(LLM(tiny.target, draft=None, dtype="float64", device="cpu"), [3, 4], params)
     assert len(group.requests) == 1

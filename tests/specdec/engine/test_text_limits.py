@@ -7,6 +7,7 @@ import pytest
 
 from specdec import LLM, SamplingParams
 from specdec.models.tokenizer import Tokenizer
+from tests.new_groups import new_group
 from tests.specdec.tiny_checkpoints import Tiny, save_tiny
 
 # Characters of the longest name in the vocabulary, and tokens of the context.
@@ -85,18 +86,18 @@ def test_settings_raise_the_limits(folders: Tiny) -> None:
 
 def test_lists_are_prepared_once_for_all_outputs(llm: LLM, encoded: list[str]) -> None:
     given = params(n=4, bad_words=["some", "words"], stop=["one", "two"], prediction="abc")
-    first = llm.new_group("a", given)
+    first = new_group(llm, "a", given)
     assert sorted(encoded) == sorted([" some", " words", "a", "abc", "some", "words"])
     encoded.clear()
     # As another prompt of the same request.
-    second = llm.new_group("a", given)
+    second = new_group(llm, "a", given)
     assert sorted(encoded) == ["a", "abc"]
     searches = {id(each.detokenizer._search._automaton) for each in (*first.requests, *second.requests)}  # type: ignore[union-attr]
     assert len(searches) == 1
 
 
 def test_a_prediction_is_cut_to_the_context(llm: LLM, encoded: list[str]) -> None:
-    llm.new_group("a", params(prediction="b" * 10_000))
+    new_group(llm, "a", params(prediction="b" * 10_000))
     assert max(map(len, encoded)) == LONGEST * CONTEXT
 
 

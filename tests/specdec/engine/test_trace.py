@@ -14,6 +14,7 @@ from specdec.engine.step_results import node_probs
 from specdec.kernels.types.tree import DraftTree
 from specdec.scheduling.step_cost import StepCost
 from tests.fakes import save_random_head, save_random_llama
+from tests.new_groups import new_group
 from tests.simulated_gpu import simulated_gpu
 
 pytestmark = pytest.mark.slow
@@ -133,7 +134,7 @@ def test_nothing_is_computed_for_other_requests(llm: LLM, monkeypatch: pytest.Mo
         return node_probs(request, *rest)
 
     monkeypatch.setattr("specdec.engine.step_results.node_probs", spy)
-    plain, watched = llm.new_group(PROMPT, FREE), llm.new_group(PROMPT[1:], FREE)
+    plain, watched = new_group(llm, PROMPT, FREE), new_group(llm, PROMPT[1:], FREE)
     watched.requests[0].is_traced = True
     for group in (plain, watched):
         llm.engine.add_request(group.requests[0])

@@ -17,6 +17,7 @@ from specdec.kv_transfer.notes import Notes
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
 from specdec.kv_transfer.tier_settings import MooncakeSettings
 from tests.fakes import save_random_head, save_random_llama
+from tests.new_groups import new_group
 from tests.specdec.kv_transfer.engines import DRAWN, GREEDY, engine, flush, run
 from tests.specdec.kv_transfer.mooncake import Master, mooncake_master, needs_mooncake
 from tests.specdec.world import World
@@ -208,7 +209,7 @@ def test_requests_survive_the_end_of_the_master(
         with engine(long_world, "eagle", config, **LONG) as one, engine(long_world, "eagle", config, **LONG) as other:
             run(one, prompts[:2], GREEDY)
             flush(one)
-            groups = [other.new_group(prompt, GREEDY).requests[0] for prompt in prompts]
+            groups = [new_group(other, prompt, GREEDY).requests[0] for prompt in prompts]
             for request in groups[:3]:
                 other.engine.add_request(request)
             other.engine.step()

@@ -12,6 +12,7 @@ from specdec.core.request import Request
 from specdec.kv_transfer.disk_store import DiskStore
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
 from tests.fakes import save_random_llama
+from tests.new_groups import new_group
 from tests.specdec.kv_transfer.engines import (
     DRAWN,
     GREEDY,
@@ -183,7 +184,7 @@ def test_a_store_that_hangs_delays_nobody(
 
     monkeypatch.setattr(DiskStore, "count_held", hang)
     with engine(world, "eagle", disk(tmp_path, load_timeout=0.3)) as llm:
-        late, early = (llm.new_group(prompt, GREEDY).requests[0] for prompt in (PROMPT, other))
+        late, early = (new_group(llm, prompt, GREEDY).requests[0] for prompt in (PROMPT, other))
         order: list[Request] = []
         for request in (late, early):
             llm.engine.add_request(request)
@@ -206,7 +207,7 @@ def test_a_request_that_waits_for_blocks_can_be_aborted(
     count_held = DiskStore.count_held
     monkeypatch.setattr(DiskStore, "count_held", lambda *given: going.wait(120) and count_held(*given))
     with engine(world, "eagle", disk(tmp_path)) as llm:
-        request = llm.new_group(PROMPT, GREEDY).requests[0]
+        request = new_group(llm, PROMPT, GREEDY).requests[0]
         llm.engine.add_request(request)
         llm.engine.step()
         assert llm.engine.has_unfinished

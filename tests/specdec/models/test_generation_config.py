@@ -17,6 +17,7 @@ from specdec.core.commands import Add
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.engine.request_maker import RequestMaker
 from specdec.models.generation_config import GenerationConfig
+from tests.new_groups import new_group
 from tests.specdec.tiny_checkpoints import Tiny
 
 pytestmark = pytest.mark.slow
@@ -277,7 +278,7 @@ def test_without_a_tokenizer_its_stop_strings_are_named(
 def test_given_parameters_are_not_mixed_with_the_files(tiny: Tiny, checkpoint: Callable[..., Path]) -> None:
     llm = load(checkpoint(eos_token_id=2, **SAMPLED, max_new_tokens=3))
     params = SamplingParams(seed=5, ignore_eos=True)
-    group = llm.new_group("Hello", params)
+    group = new_group(llm, "Hello", params)
     sampling = group.requests[0].sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (1.0, 0, 1.0, 0.0)
     assert sampling.repetition_penalty == 1.0
