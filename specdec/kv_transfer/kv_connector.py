@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from specdec.cache.block_moves import BlockSource, PublishedBlock
@@ -33,23 +32,6 @@ class KVCaches(NamedTuple):
     num_drafting: int = 1
     common_parts: frozenset[str] = frozenset()
     all_parts: Sequence[str] | None = None
-
-
-@dataclass
-class TransferStats:
-    """Counts of a connector since the start.
-
-    Attributes:
-        loaded_blocks, loaded_bytes: copied to the device, of each rank.
-        stored_blocks, stored_bytes: copied from the device, of each rank.
-        failures: operations of stores that failed, on any rank; their tokens were computed, or their blocks not stored.
-    """
-
-    loaded_blocks: int = 0
-    loaded_bytes: int = 0
-    stored_blocks: int = 0
-    stored_bytes: int = 0
-    failures: int = 0
 
 
 class KVConnector(ABC):
@@ -147,10 +129,6 @@ class KVConnector(ABC):
     @abstractmethod
     def wait(self, seconds: float) -> None:
         """Wait until `get_finished` has news. Called where no request can run before."""
-
-    @abstractmethod
-    def get_kv_connector_stats(self) -> TransferStats:
-        """Return the counts since the start."""
 
     def shutdown(self) -> None:  # noqa: B027
         """Store what is still to be stored, within a few seconds, and give up threads and connections."""

@@ -23,17 +23,15 @@ class Notes:
         self._lines: deque[str] = deque()
         self._last: dict[str, float] = {}
         self._lock = threading.Lock()
-        self.num_failures = 0
 
     def warn(self, line: str, topic: str | None = None) -> None:
-        """Count a failure and leave a line.
+        """Leave a line.
 
         Args:
             topic: of lines of one topic, one is written in `QUIET` seconds; None for the line itself.
         """
         now, name = time.monotonic(), line if topic is None else topic
         with self._lock:
-            self.num_failures += 1
             if now - self._last.get(name, -QUIET) >= QUIET:
                 self._last[name] = now
                 self._lines.append(line)

@@ -4,7 +4,6 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from specdec.cache.block_moves import BlockSource, PublishedBlock
@@ -13,7 +12,7 @@ from specdec.kv_transfer.block_store import BlockStore
 from specdec.kv_transfer.host_blocks import Copied, HostBlocks
 from specdec.kv_transfer.host_saves import FEATURES, Save
 from specdec.kv_transfer.host_tier import HostTier
-from specdec.kv_transfer.kv_connector import KVCaches, KVConnector, TransferStats
+from specdec.kv_transfer.kv_connector import KVCaches, KVConnector
 from specdec.kv_transfer.notes import Notes
 from specdec.kv_transfer.rank_reads import RankReads, ReadMeta
 from specdec.kv_transfer.transfers import TARGET, Result, Saved, Transfers
@@ -30,14 +29,12 @@ class Finished(NamedTuple):
         results: of reads, writes and copies to host memory.
         num_loaded: blocks that have been copied to the device.
         lines: for the log.
-        num_failures: operations of stores that failed.
         are_up: whether the stores answer.
     """
 
     results: list[Result]
     num_loaded: int
     lines: list[str]
-    num_failures: int
     are_up: bool
 
 
@@ -86,7 +83,6 @@ class OffloadingConnector(KVConnector):
         # Blocks that go to host memory and no further.
         self._saves: deque[tuple[Copied, list[int]]] = deque()
         self._end: Callable[[], object] = lambda: None
-        self._stats, self._num_failures = TransferStats(), 0
 
     def register_kv_caches(self, caches: KVCaches) -> None:
         self.memory = HostBlocks(self._num_blocks, caches)
@@ -125,7 +121,6 @@ class OffloadingConnector(KVConnector):
     def update_connector_output(self, output: Finished, rank: int = 0) -> None:
         for line in output.lines:
             logger.warning("%s%s", f"rank {rank}: " if rank else "", line)
-        self._stats.failures += output.num_failures
         self.reads.are_up[rank] = output.are_up
         self.tier.update(self.reads.agree(rank, output.results))
         self._num_loaded[rank] += output.num_loaded
@@ -148,8 +143,6 @@ class OffloadingConnector(KVConnector):
     def start_load_kv(self, sources: Sequence[int], block_ids: Sequence[int]) -> None:
         self._loads_begun.append((self.memory.load(sources, block_ids), len(sources)))
         self._num_begun += len(sources)
-        self._stats.loaded_blocks += len(sources)
-        self._stats.loaded_bytes += len(sources) * sum(self._sizes.values())
 
     def wait_for_save(self, metadata: list[Save]) -> None:
         for parts in dict.fromkeys(save.parts for save in metadata):
@@ -157,8 +150,6 @@ class OffloadingConnector(KVConnector):
             # A rank without the draft model has the target's part alone.
             own = parts & self._sizes.keys()
             copied = self.memory.store([save.block for save in saves], [save.host_block for save in saves], own)
-            self._stats.stored_blocks += len(saves)
-            self._stats.stored_bytes += len(saves) * sum(self._sizes[name] for name in own)
             self._saves.append((copied, [save.host_block for save in saves if not save.is_written]))
             for save in saves:
                 if TARGET in parts and FEATURES in self._sizes.keys() - parts:
@@ -174,17 +165,10 @@ class OffloadingConnector(KVConnector):
         num_loaded = 0
         while self._loads_begun and self._loads_begun[0][0].is_done:
             num_loaded += self._loads_begun.popleft()[1]
-        before, self._num_failures = self._num_failures, self._notes.num_failures
-        lines, are_up = self._notes.take(), self.transfers.are_up
-        return Finished(results, num_loaded, lines, self._num_failures - before, are_up)
+        return Finished(results, num_loaded, self._notes.take(), self.transfers.are_up)
 
     def wait(self, seconds: float) -> None:
         self.transfers.wait(seconds)
-
-    def get_kv_connector_stats(self) -> TransferStats:
-        # Those of this rank since the last `get_finished` too.
-        latest = self._notes.num_failures - self._num_failures
-        return replace(self._stats, failures=self._stats.failures + self._own_notes.num_failures + latest)
 
     def shutdown(self) -> None:
         # Host memory may be freed next, and the device must not write there any more.

@@ -11,7 +11,7 @@ from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.request import Request
 from specdec.kv_transfer.host_saves import HEAD, Save
 from specdec.kv_transfer.host_tier import HostTier
-from specdec.kv_transfer.kv_connector import KVCaches, KVConnector, TransferStats
+from specdec.kv_transfer.kv_connector import KVCaches, KVConnector
 from specdec.kv_transfer.notes import Notes
 from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Result, Saved
 from tests.specdec.fake_memory import FakeMemory
@@ -38,7 +38,6 @@ class FakeConnector(KVConnector):
         self.pending: list[tuple[Any, ...]] = []
         notes = Notes(logging.getLogger("tests"))
         self.tier = HostTier(num_blocks, manager.block_size, PARTS, self, timeout, notes)
-        self.num_loaded = 0
 
     def is_stalled(self, seconds: float) -> bool:  # noqa: ARG002
         return self.chance.random() < 0.1
@@ -76,7 +75,6 @@ class FakeConnector(KVConnector):
         assert self.memory is not None
         for source, block in zip(sources, block_ids, strict=True):
             self.memory.device[block] = deepcopy(self.host[source])
-            self.num_loaded += 1
 
     def wait_for_save(self, metadata: list[Save]) -> None:
         assert self.memory is not None
@@ -122,6 +120,3 @@ class FakeConnector(KVConnector):
 
     def wait(self, seconds: float) -> None:  # noqa: ARG002
         raise AssertionError("no engine waits")
-
-    def get_kv_connector_stats(self) -> TransferStats:
-        return TransferStats(self.num_loaded)

@@ -56,7 +56,9 @@ def store_of(llm: LLM) -> MooncakeStore:
     return store
 
 
-def test_a_prefix_is_computed_once_for_two_engines(long_world: World, master: Master) -> None:
+def test_a_prefix_is_computed_once_for_two_engines(
+    long_world: World, master: Master, caplog: pytest.LogCaptureFixture
+) -> None:
     prompt = [*PREFIX, 5, 6, 7]
     config = master.config(cache_prefix="share")
     with engine(long_world, "eagle", config, **LONG) as one, engine(long_world, "eagle", config, **LONG) as other:
@@ -74,7 +76,6 @@ def test_a_prefix_is_computed_once_for_two_engines(long_world: World, master: Ma
             assert store.remove(key, True) == 0
             assert store.put(key, bytes(record)) == 0
             last = run(third, [prompt], DRAWN)
-            stats = connector.get_kv_connector_stats()
     assert first.tokens == second.tokens == last.tokens == expected(long_world, [prompt], DRAWN)
     assert first.tau == second.tau == last.tau
     assert second.loaded == SHARED
@@ -83,7 +84,7 @@ def test_a_prefix_is_computed_once_for_two_engines(long_world: World, master: Ma
     # Blocks in front of the damaged one are loaded, the others computed.
     assert last.loaded < SHARED
     assert last.known == first.known - last.loaded
-    assert stats.failures == 1
+    assert caplog.text.count("is ignored") == 1
 
 
 def small_store(master: Master, notes: Notes) -> MooncakeStore:
@@ -110,7 +111,7 @@ def test_publish_query_invalidate(master: Master, pool: MooncakeStore) -> None:
     assert (bytes(payloads[0]), bytes(payloads[2])) == (b"x" * 100, b"y" * 200)
     other._connected().batch_remove(["a"], True)
     assert store.count_held(["a", "b"]) == 0
-    assert notes.num_failures == 0
+    assert notes.take() == []
     # Two engines that write the same blocks at the same time do not disturb each other.
     keys = [str(number) for number in range(40)]
     with ThreadPoolExecutor(2) as threads:
@@ -176,7 +177,7 @@ def test_a_master_that_hangs_delays_the_start_by_no_more_than_its_time(
         with pytest.raises(StoreError, match="no master answers"):
             store.count_held(["a"])
         assert time.monotonic() - start < 60
-    assert notes.num_failures == 1
+    assert len(notes.take()) == 1
 
 
 def test_requests_survive_a_full_pool(long_world: World, master: Master, caplog: pytest.LogCaptureFixture) -> None:

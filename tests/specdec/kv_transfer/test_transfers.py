@@ -123,7 +123,7 @@ def test_a_store_that_failed_is_asked_by_no_request_until_it_answers(monkeypatch
     assert world.look_up() == 2
     assert pool.asked == []
     assert world.transfers.are_up
-    assert world.notes.num_failures == 1
+    assert len(world.notes.take()) == 1
 
 
 @pytest.mark.usefixtures("soon")

@@ -195,8 +195,7 @@ def test_a_failing_store_of_rank_1_is_named(
     monkeypatch.setattr(DiskStore, "count_held", failing)
     with connected_ranks(world, "eagle", disk(stored.folder)) as ranks:
         found = run(ranks.llm, [PROMPT], DRAWN)
-        assert ranks.llm.engine.connector is not None
-        assert ranks.llm.engine.connector.get_kv_connector_stats().failures == 1
     assert (found.tokens, found.loaded) == (alone.tokens, 0)
-    assert "rank 1: disk" in caplog.text
+    # One failure, told by both ranks, which are threads of this process.
+    assert caplog.text.count("rank 1: disk") == 2
     assert "Input/output error; tokens are computed instead" in caplog.text
