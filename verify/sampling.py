@@ -76,6 +76,11 @@ class Sampling:
         return self.temperature < LEAST_TEMPERATURE
 
     @property
+    def divisor(self) -> float:
+        """What the logits are divided by: the temperature; 1 for a greedy row."""
+        return self.temperature if self.temperature >= LEAST_TEMPERATURE else 1.0
+
+    @property
     def penalises(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
@@ -92,7 +97,7 @@ class Sampling:
     @property
     def changes(self) -> bool:
         """True if processed logits differ from the logits."""
-        return self.edits or self.filters or not (self.is_greedy or self.temperature == 1)
+        return self.edits or self.filters or self.divisor != 1
 
     @property
     def edits(self) -> bool:

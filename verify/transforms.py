@@ -12,7 +12,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.upload import upload
 from specdec.verify.grammar_state import GrammarState
-from specdec.verify.sampling import Context, Sampling
+from specdec.verify.sampling import Context
 from specdec.verify.thinking_state import ThinkingState
 
 
@@ -60,7 +60,7 @@ def processed_logits(logits: Tensor, parts: Sequence[NodeRows], kernels: KernelS
             _edit(rows, part)
     start = 0
     # One operation for neighbours of one temperature.
-    for divisor, same in groupby(zip(samplings, parts, strict=True), lambda pair: _divisor(pair[0])):
+    for divisor, same in groupby(zip(samplings, parts, strict=True), lambda pair: pair[0].divisor):
         end = start + sum(part.num_rows for _, part in same)
         if divisor != 1:
             scores[start:end].div_(divisor)
@@ -73,10 +73,6 @@ def processed_logits(logits: Tensor, parts: Sequence[NodeRows], kernels: KernelS
         )
         kernels.filter_logits(scores, limits)
     return scores
-
-
-def _divisor(sampling: Sampling) -> float:
-    return 1.0 if sampling.is_greedy else sampling.temperature
 
 
 def _edit(scores: Tensor, part: NodeRows) -> None:

@@ -157,8 +157,7 @@ class BlockDrafter(TreeDrafter[Paths]):
             temperatures = levels.sampling.temperatures
             found = found._replace(scores=levels.sampling.repeated(slots).process(found.scores, self.kernels))
         else:
-            given = [row.context.sampling for row in rows]
-            divisors = [[1.0 if one.is_greedy else one.temperature] for one in given]
+            divisors = [[row.context.sampling.divisor] for row in rows]
             temperatures = upload(divisors, hidden.device, torch.promote_types(hidden.dtype, torch.float32))
             parts = [part for row in rows for part in _slot_rows(row, slots)]
             found = Candidates(processed_logits(found.full(), parts, self.kernels), found.vocab_size)

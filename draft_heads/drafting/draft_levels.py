@@ -47,8 +47,8 @@ class RowSampling(NamedTuple):
             assert not for_graph, "rows with logit edits are drafted without a graph"
             return None
         temperatures = limits = None
-        if for_graph or any(not s.is_greedy and s.temperature != 1 for s in samplings):
-            temperatures = packet.add([[1.0 if s.is_greedy else s.temperature] for s in samplings], dtype)
+        if for_graph or any(s.divisor != 1 for s in samplings):
+            temperatures = packet.add([[s.divisor] for s in samplings], dtype)
         if for_graph or any(s.filters for s in samplings):
             limits = packet.add([s.limits for s in samplings], dtype)
         return RowSampling(temperatures, limits)

@@ -226,7 +226,7 @@ class TreeDrafter(LevelLoops[State]):
                     max(row.draft_start, self.first),
                     row.num_nodes,
                     depth,
-                    1.0 if sampling.is_greedy else sampling.temperature,
+                    sampling.divisor,
                     sampling.limits if sampling.filters else None,
                     None if sampling.is_greedy or not depth else noise_key(row.context),
                     row.adapter,
