@@ -69,8 +69,8 @@ class Mode:
         assert self._costs is not None
         assert folder is not None
         cost = scheduler.step_cost = deepcopy(self._costs)
-        scheduler.tree_sizer = TreeSizer(cost, scheduler.draft_budget.shape, prior=read_values(folder))
-        scheduler.draft_budget = replace(scheduler.draft_budget, tree_sizer=scheduler.tree_sizer)
+        sizer = TreeSizer(cost, scheduler.draft_budget.shape, prior=read_values(folder))
+        scheduler.draft_budget = replace(scheduler.draft_budget, tree_sizer=sizer)
 
     def run(self, prompts: Sequence[list[int]], params: SamplingParams, batch: int) -> Iterator[float]:
         """Run the requests, `batch` at a time, up to `SHARE` of their tokens.

@@ -93,8 +93,8 @@ def step(scheduler: Scheduler, chance: random.Random) -> float:
     ]
     start = time.perf_counter()
     scheduler.update(plan, results)
-    if scheduler.tree_sizer is not None:
-        scheduler.tree_sizer.learn(outcomes)
+    if (sizer := scheduler.draft_budget.tree_sizer) is not None:
+        sizer.learn(outcomes)
     return seconds + time.perf_counter() - start
 
 

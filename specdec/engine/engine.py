@@ -383,7 +383,7 @@ class LLMEngine:
             # All trees of a batch have as many levels as its deepest; nodes beyond this row's bounds need slots too.
             lacking = self.scheduler.blocks_with_drafts(request) - len(table)
             table = table.padded(lacking, self.scheduler.manager.null_block) if lacking > 0 else table
-            is_followed = self.scheduler.follows and lacking <= 0
+            is_followed = self.scheduler.draft_budget.follows and lacking <= 0
         adapter = request.adapter
         return DraftRow(
             table,

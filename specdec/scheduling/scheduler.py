@@ -64,7 +64,7 @@ class Scheduler:
         self.max_choice_nodes = min(max_choice_nodes, most_nodes)
         self.manager, self.config, self.step_cost, self.connector = manager, config, step_cost, connector
         manager.reports_published = connector is not None
-        self.draft_budget, self.tree_sizer, self.follows = draft_budget, draft_budget.tree_sizer, draft_budget.follows
+        self.draft_budget = draft_budget
         self.queues = RequestQueues(config.scheduling_policy)
         self.running, self.waiting = self.queues.running, self.queues.waiting
         self.planner = StepPlanner(self.queues, manager, config, connector)
@@ -182,8 +182,8 @@ class Scheduler:
         if rows:
             self._in_flight = rows
             self._stats.count_step(len(rows), len(rows))
-            if self.tree_sizer is not None:
-                self.tree_sizer.goes_on_plainly(len(rows))
+            if (sizer := self.draft_budget.tree_sizer) is not None:
+                sizer.goes_on_plainly(len(rows))
             self._follow(plan)
         return plan
 
@@ -267,13 +267,13 @@ class Scheduler:
         self._stats.verify_seconds += measured.seconds
         if self.step_cost is not None:
             self.step_cost.correct(measured)
-        if self.tree_sizer is not None and outcomes:
-            self.tree_sizer.learn(outcomes)
+        if (sizer := self.draft_budget.tree_sizer) is not None and outcomes:
+            sizer.learn(outcomes)
 
     def begin_with_draft(self, rank_values: Sequence[float]) -> None:
         """Forget what was learnt of the draft model, which another one replaces; see `TreeSizer.begin_with`."""
-        if self.tree_sizer is not None:
-            self.tree_sizer.begin_with(rank_values)
+        if (sizer := self.draft_budget.tree_sizer) is not None:
+            sizer.begin_with(rank_values)
 
     def abort(self, request: Request) -> None:
         """End a request now. If it is in the running step, its blocks are kept until the step ends."""
@@ -314,7 +314,7 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """Return a snapshot of the counts and of the present state."""
-        pool = self.manager.pool
+        pool, sizer = self.manager.pool, self.draft_budget.tree_sizer
         return replace(
             self._stats,
             trees_by_accepted=dict(self._stats.trees_by_accepted),
@@ -325,5 +325,5 @@ class Scheduler:
             waiting_for_kv=len(self.queues.waiting_for_kv),
             num_blocks=pool.num_blocks,
             kv_usage=1 - pool.num_free / pool.num_blocks,
-            outlook=self.tree_sizer.outlook if self.tree_sizer is not None else None,
+            outlook=None if sizer is None else sizer.outlook,
         )

@@ -114,7 +114,7 @@ def test_figures_of_the_old_head_are_forgotten(world: World, tmp_path: Path) -> 
     shutil.copytree(world.other("eagle"), tmp_path / "new")
     (tmp_path / "new" / FILE).write_text(json.dumps({"values": [0.5, 0.25, 0.125]}))
     llm = load(world, world.draft("eagle"), adaptive_drafts=True)
-    sizer = llm.engine.scheduler.tree_sizer
+    sizer = llm.engine.scheduler.draft_budget.tree_sizer
     assert sizer is not None
     llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=30, ignore_eos=True), use_tqdm=False)
     llm.update_draft(tmp_path / "new")

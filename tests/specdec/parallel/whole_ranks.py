@@ -44,7 +44,7 @@ def state_of(engine: LLMEngine, groups: list[RequestGroup]) -> dict[str, Any]:
     pools = {"device": scheduler.manager.pool}
     if isinstance(engine.connector, OffloadingConnector):
         pools["tier"] = engine.connector.tier.pool
-    sizer = scheduler.tree_sizer
+    sizer = scheduler.draft_budget.tree_sizer
     return {
         "outputs": [
             (request.request_id, request.token_ids, request.finish_reason, request.stop_reason, request.error)

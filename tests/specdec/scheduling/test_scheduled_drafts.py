@@ -105,7 +105,7 @@ def test_one_row_in_turn_gets_the_largest_tree_now_and_then() -> None:
 
 def test_trees_are_chosen_anew_once_a_fifth_of_the_requests_are_others() -> None:
     scheduler = make(300, shape=TREE, step_cost=costs(0.12), prefill_stretch=0)
-    sizer, chosen = scheduler.tree_sizer, []
+    sizer, chosen = scheduler.draft_budget.tree_sizer, []
     assert sizer is not None
     choose = sizer.choose_anew
     sizer.choose_anew = lambda: (chosen.append(len(scheduler.running)), choose())[1]  # type: ignore[method-assign]
