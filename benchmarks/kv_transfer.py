@@ -159,7 +159,7 @@ def main() -> None:
 def wait_until_written(llm: LLM) -> None:
     """Wait until the stores have all blocks."""
     connector = connector_of(llm)
-    while connector.tier.saves.writing:
+    while connector.tier.writing:
         connector.wait(0.1)
         connector.update_connector_output(connector.get_finished())
 

@@ -1,17 +1,38 @@
-"""Which blocks are in host memory, and the searches of requests for blocks that the device lacks. Pure Python."""
+"""Which blocks are in host memory, those on their way there, and the searches of requests for blocks. Pure Python."""
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import NamedTuple
 
-from specdec.cache.block_moves import BlockSource
+from specdec.cache.block_moves import BlockSource, PublishedBlock
 from specdec.cache.block_pool import BlockPool
 from specdec.core.request import Request
-from specdec.kv_transfer.host_saves import HEAD, HostSaves
 from specdec.kv_transfer.notes import Notes
 from specdec.kv_transfer.rank_reads import RankReads
 from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Result
+
+FEATURES, HEAD = "features", "head"
+# Blocks that are remembered as loaded without features.
+MOST_MARKS = 1 << 16
+
+
+class Save(NamedTuple):
+    """Parts of a block that go from the device to host memory, which holds the block until it is `Saved`.
+
+    Attributes:
+        block: of the device.
+        host_block: of host memory.
+        parts: those that host memory lacked before the step.
+        is_written: whether the parts go on to the stores.
+    """
+
+    block: int
+    host_block: int
+    block_hash: bytes
+    parts: frozenset[str]
+    is_written: bool
 
 
 @dataclass(eq=False)
@@ -64,7 +85,7 @@ class HostTier:
         parts: names of the cache's parts.
         searches: reads blocks from stores into host memory.
         timeout: seconds after which a search ends with what it has.
-        notes: for searches that take too long.
+        notes: for searches that take too long, and blocks that find no room.
     """
 
     def __init__(
@@ -73,7 +94,9 @@ class HostTier:
         self.pool = BlockPool(num_blocks)
         self.block_size, self._timeout, self._notes = block_size, timeout, notes
         self._transfers = searches
+        # By block, the parts that it has or will have when the step ends; and all parts of the cache.
         self._parts: list[frozenset[str]] = [frozenset()] * num_blocks
+        self._names = frozenset(parts)
         self._numbers = count()
         # Time of the coming step.
         self.clock = 0.0
@@ -82,7 +105,12 @@ class HostTier:
         # By the first wanted block, so that requests of one prefix share a job.
         self._by_first: dict[bytes, _Job] = {}
         self._loading: list[int] = []
-        self.saves = HostSaves(self.pool, self._parts, frozenset(parts), searches.has_stores, notes)
+        # Being copied from the device, to stay in host memory and to go on to the stores.
+        self._saving: list[int] = []
+        self._writing: list[int] = []
+        # Blocks on the device whose features are zeros, and blocks that will be published as they were loaded.
+        self._featureless: set[bytes] = set()
+        self._loaded: set[bytes] = set()
 
     def match(self, request: Request, num_computed_tokens: int) -> int | None:
         """Return how many tokens can be loaded behind the first ones, None while a search runs."""
@@ -117,11 +145,16 @@ class HostTier:
             return []
         # It runs on where the device has found more than whole blocks meanwhile.
         self._leave(search)
-        self.saves.bound_marks()
+        if len(self._featureless) + len(self._loaded) > MOST_MARKS:
+            # Zeros may then be stored as features, which costs acceptance and no more.
+            self._featureless.clear()
+            self._loaded.clear()
         first = place - search.start
         blocks = search.blocks[first : first + num_blocks]
         for block, block_hash in zip(blocks, search.hashes[first:], strict=False):
-            self.saves.note_load(block_hash, self._parts[block])
+            self._loaded.add(block_hash)
+            if not self._parts[block] >= self._names - {HEAD}:
+                self._featureless.add(block_hash)
         self._loading += blocks
         # In reverse, so that a prefix's end is reused before its beginning.
         self.pool.free(reversed(search.blocks[:first] + search.blocks[first + num_blocks :]))
@@ -147,11 +180,55 @@ class HostTier:
             elif isinstance(result, Fetched):
                 self._fetched(self._jobs[result.job], result.parts)
             else:
-                self.saves.saved(result)
+                (self._writing if result.is_written else self._saving).remove(result.block)
+                self.pool.free([result.block])
+
+    def save(self, published: Iterable[PublishedBlock]) -> list[Save]:
+        """Return what goes to host memory of blocks that a step has published, as far as there is room."""
+        saves: list[Save] = []
+        for block, block_hash, is_new, is_read in published:
+            if is_new and block_hash not in self._loaded:
+                self._featureless.discard(block_hash)
+            if is_new:
+                self._loaded.discard(block_hash)
+            wanted = self._names if is_read else self._names - {HEAD}
+            if block_hash in self._featureless:
+                wanted &= {TARGET}
+            saves += self._save(block, block_hash, wanted)
+        return saves
+
+    def _save(self, block: int, block_hash: bytes, wanted: frozenset[str]) -> list[Save]:
+        pool = self.pool
+        host_block = pool.find(block_hash)
+        if host_block is None:
+            if not pool.num_free:
+                self._notes.warn("host memory has no room for further blocks: all of them are being read or written")
+                return []
+            (host_block,) = pool.allocate(1)
+            pool.register(host_block, block_hash)
+            parts = self._parts[host_block] = wanted
+        else:
+            parts = wanted - self._parts[host_block]
+            if not parts:
+                return []
+            pool.share([host_block])
+            self._parts[host_block] |= parts
+        # What waits to be written must leave room for what is to be loaded.
+        has_stores = self._transfers.has_stores
+        is_written = has_stores and len(self._writing) < pool.num_blocks // 2
+        if has_stores and not is_written:
+            self._notes.warn("stores write more slowly than blocks are computed: some stay in host memory alone")
+        (self._writing if is_written else self._saving).append(host_block)
+        return [Save(block, host_block, block_hash, parts, is_written)]
+
+    @property
+    def writing(self) -> set[int]:
+        """Return the blocks of host memory that wait for stores."""
+        return set(self._writing)
 
     def is_sending(self, request: Request) -> bool:
         """Return whether blocks of a request wait for stores, for as long after its last token as a search may last."""
-        writing = self.saves.writing
+        writing = self.writing
         if not writing or time.monotonic() - request.times.last_token >= self._timeout:
             return False
         return any(self.pool.find(block_hash) in writing for block_hash in request.block_hashes)
@@ -160,8 +237,7 @@ class HostTier:
         """Yield all that hold blocks, for checks of integrity."""
         yield from (search.blocks for search in self._searches.values())
         yield from (job.blocks for job in self._jobs.values())
-        yield self._loading
-        yield from self.saves.holders()
+        yield from (self._loading, self._saving, self._writing)
 
     def _touch(self, hashes: Sequence[bytes]) -> None:
         """Count blocks that the device has as used, so that host memory keeps what is in use."""

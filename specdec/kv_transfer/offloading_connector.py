@@ -10,8 +10,7 @@ from specdec.cache.block_moves import BlockSource, PublishedBlock
 from specdec.core.request import Request
 from specdec.kv_transfer.block_store import BlockStore
 from specdec.kv_transfer.host_blocks import Copied, HostBlocks
-from specdec.kv_transfer.host_saves import FEATURES, Save
-from specdec.kv_transfer.host_tier import HostTier
+from specdec.kv_transfer.host_tier import FEATURES, HostTier, Save
 from specdec.kv_transfer.kv_connector import KVCaches, KVConnector
 from specdec.kv_transfer.notes import Notes
 from specdec.kv_transfer.rank_reads import RankReads, ReadMeta
@@ -116,7 +115,7 @@ class OffloadingConnector(KVConnector):
         return self.reads.take()
 
     def build_connector_meta(self, published: Sequence[PublishedBlock]) -> list[Save]:
-        return self.tier.saves.save(published) if self._stores_blocks else []
+        return self.tier.save(published) if self._stores_blocks else []
 
     def update_connector_output(self, output: Finished, rank: int = 0) -> None:
         for line in output.lines:

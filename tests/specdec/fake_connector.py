@@ -9,8 +9,7 @@ from typing import Any
 from specdec.cache.block_moves import BlockSource, PublishedBlock
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.request import Request
-from specdec.kv_transfer.host_saves import HEAD, Save
-from specdec.kv_transfer.host_tier import HostTier
+from specdec.kv_transfer.host_tier import HEAD, HostTier, Save
 from specdec.kv_transfer.kv_connector import KVCaches, KVConnector
 from specdec.kv_transfer.notes import Notes
 from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Result, Saved
@@ -62,7 +61,7 @@ class FakeConnector(KVConnector):
         return self.tier.take(request, request.num_cached // self.tier.block_size, len(block_ids))
 
     def build_connector_meta(self, published: Sequence[PublishedBlock]) -> list[Save]:
-        return self.tier.saves.save(published)
+        return self.tier.save(published)
 
     def update_connector_output(self, output: list[Result], rank: int = 0) -> None:  # noqa: ARG002
         self.tier.update(output)

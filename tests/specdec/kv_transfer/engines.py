@@ -77,7 +77,7 @@ def first_connector(llm: LLM) -> OffloadingConnector:
 def flush(llm: LLM) -> None:
     """Wait until everything is written, on all ranks."""
     connector = first_connector(llm)
-    while connector.tier.saves.writing:
+    while connector.tier.writing:
         connector.wait(0.01)
         # A step without requests takes what has been written.
         llm.engine.step()

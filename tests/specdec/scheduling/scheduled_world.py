@@ -16,7 +16,7 @@ from specdec.core.choices import Choices
 from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams, Speculation
 from specdec.draft_heads.drafting.draft_shape import BlockShape, DraftShape
-from specdec.kv_transfer.host_saves import HEAD
+from specdec.kv_transfer.host_tier import HEAD
 from specdec.scheduling.draft_budget import DraftBudget
 from specdec.scheduling.integrity import check_pool, check_scheduler
 from specdec.scheduling.rank_values import TreeOutcome
