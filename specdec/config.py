@@ -18,8 +18,7 @@ from specdec.kernels.types.settings import (
     check_settings,
     setting,
 )
-from specdec.kv_transfer.kv_transfer_config import KVTransferConfig, Role
-from specdec.kv_transfer.tier_settings import may_share, tiers_of
+from specdec.kv_transfer.kv_transfer_config import KVTransferConfig, Role, may_share, tiers_of
 from specdec.scheduling.scheduler_config import SchedulerConfig
 
 DEMO = Path(__file__).parent / "demo"

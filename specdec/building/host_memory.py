@@ -10,7 +10,7 @@ from specdec.building.ranks import layout_of
 from specdec.config import EngineConfig
 from specdec.core.launch import current_launch
 from specdec.kernels.types.text_store import BYTES_PER_TOKEN
-from specdec.kv_transfer.tier_settings import tiers_of
+from specdec.kv_transfer.kv_transfer_config import tiers_of
 
 GIB = 1 << 30
 

@@ -9,11 +9,10 @@ from typing import Any
 from specdec.kv_transfer.block_store import HEADER_SIZE, BlockStore
 from specdec.kv_transfer.disk_store import DiskStore, rank_folder
 from specdec.kv_transfer.kv_connector import KVCaches, KVConnector
-from specdec.kv_transfer.kv_transfer_config import KVTransferConfig
+from specdec.kv_transfer.kv_transfer_config import KVTransferConfig, tiers_of
 from specdec.kv_transfer.mooncake_store import MooncakeStore
 from specdec.kv_transfer.notes import Notes
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
-from specdec.kv_transfer.tier_settings import tiers_of
 from specdec.kv_transfer.transfers import MOST_AT_ONCE
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from urllib.request import ProxyHandler, build_opener
 import numpy as np
 
 from specdec.kv_transfer.block_store import HEADER_SIZE, NO_KEY, StoreError, flaw_of, header_of
+from specdec.kv_transfer.kv_transfer_config import MooncakeSettings
 from specdec.kv_transfer.notes import Notes
-from specdec.kv_transfer.tier_settings import MooncakeSettings
 
 # Seconds in which a master answers before it is connected to.
 CONNECT_TIMEOUT = 2.0

@@ -9,8 +9,7 @@ from specdec.async_engine.connection import EngineConnection
 from specdec.async_engine.messages import Setup
 from specdec.building.vllm_keywords import LLMKeywords
 from specdec.config import AUTO, EngineConfig
-from specdec.kv_transfer.kv_transfer_config import ROLES_OF_A_SPLIT
-from specdec.kv_transfer.tier_settings import tiers_of
+from specdec.kv_transfer.kv_transfer_config import ROLES_OF_A_SPLIT, tiers_of
 from specdec.ray_serve.connection import ReplicaConnection
 from specdec.ray_serve.remote_prefill import RemotePrefill
 from specdec.ray_serve.replicas import Replicas

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from specdec.building.llm_settings import engine_config
-from specdec.kv_transfer.kv_transfer_config import parse_kv_transfer_config
-from specdec.kv_transfer.tier_settings import MooncakeSettings, Tiers, tiers_of
+from specdec.kv_transfer.kv_transfer_config import MooncakeSettings, Tiers, parse_kv_transfer_config, tiers_of
 
 POOL = {"master_server_address": "127.0.0.1:50051", "metadata_server": "http://127.0.0.1:8080/metadata"}
 

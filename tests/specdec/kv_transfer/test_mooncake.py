@@ -12,10 +12,10 @@ import pytest
 from specdec import LLM, SamplingParams
 from specdec.kv_transfer import mooncake_store, offloading_connector
 from specdec.kv_transfer.block_store import StoreError
+from specdec.kv_transfer.kv_transfer_config import MooncakeSettings
 from specdec.kv_transfer.mooncake_store import MooncakeStore
 from specdec.kv_transfer.notes import Notes
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
-from specdec.kv_transfer.tier_settings import MooncakeSettings
 from tests.fakes import save_random_head, save_random_llama
 from tests.new_groups import new_group
 from tests.specdec.kv_transfer.engines import DRAWN, GREEDY, engine, flush, run
