@@ -24,10 +24,10 @@ from specdec.kernels.types.integers import ceil_div
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.models.llama import LlamaModel
 from specdec.parallel.ranks import Ranks
-from specdec.scheduling.choice_rows import MOST_NODES
 from specdec.scheduling.draft_budget import DraftBudget
 from specdec.scheduling.rank_values import read_values
 from specdec.scheduling.scheduler import Scheduler
+from specdec.scheduling.step_planner import MOST_NODES
 from specdec.scheduling.tree_sizer import TreeSizer
 
 logger = logging.getLogger(__name__)

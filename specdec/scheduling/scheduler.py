@@ -13,14 +13,13 @@ from specdec.core.errors import QueueFullError, wrong
 from specdec.core.request import Request
 from specdec.kernels.types.settings import ParameterError
 from specdec.kv_transfer.kv_connector import KVConnector
-from specdec.scheduling.choice_rows import MOST_NODES, plan_choices
 from specdec.scheduling.draft_budget import DraftBudget
 from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.request_queues import RequestQueues
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_cost import MeasuredStep, StepCost
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepBudget, StepPlan
-from specdec.scheduling.step_planner import StepPlanner
+from specdec.scheduling.step_planner import MOST_NODES, StepPlanner
 from specdec.scheduling.tree_sizer import TreeSize
 
 # Waiting requests whose blocks are hashed while a step runs.
@@ -159,7 +158,7 @@ class Scheduler:
         stats, most = self._stats, self.config.max_num_batched_tokens
         step = StepBudget(stats, most, self._prompt_tokens(decoding, size), len(decoding))
         self.planner.plan(step)
-        plan_choices(step, self.manager, self.max_choice_nodes)
+        self.planner.plan_choices(step, self.max_choice_nodes)
         # A list, which takes half the time of a generator: this runs over the rows of each step.
         known = sum([row.num_known for row in step.rows])
         self.draft_budget.grant(step, size, self.manager)

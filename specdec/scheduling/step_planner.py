@@ -1,4 +1,4 @@
-"""Choice of the requests that run in a step, and of how many known tokens each computes. Pure Python."""
+"""Choice of the requests that run in a step, and of how many known tokens and choices each computes. Pure Python."""
 
 import time
 from collections.abc import Sequence
@@ -15,6 +15,8 @@ from specdec.scheduling.step_plan import StepBudget
 MOST_OVERTAKEN = 8
 # Requests whose blocks a connector may fetch, even where fewer may run.
 LEAST_FETCHING = 8
+# Largest tree of choices where the kernels have no limit of their own; that of `DraftShape.nodes` too.
+MOST_NODES = 1024
 
 
 class StepPlanner:
@@ -58,6 +60,31 @@ class StepPlanner:
         # A running request that preempts another one ends admissions, so none waits for its turn from here on.
         while step.next_running < len(running):
             self._plan_running(running[step.next_running], step)
+
+    def plan_choices(self, step: StepBudget, most: int) -> None:
+        """Give the rows that reach the last token of their prompt a tree of choices to score.
+
+        Each has the tokens and entries of one choice, which its planning has taken. Further nodes take tokens and
+        blocks that no row of known tokens needs, and come before drafts. As they cost as much as a prompt's tokens,
+        they count as such.
+
+        Args:
+            step: with all rows of known tokens planned.
+            most: limit of a tree's nodes.
+        """
+        for row in step.rows:
+            request, end = row.request, row.request.num_cached + row.num_known
+            if request.choices is None or end < len(request.token_ids):
+                continue
+            least = request.least_nodes
+            more = max(0, min(step.tokens, step.prompt_tokens))
+            tree = request.choices.tree(min(most, least + more))
+            free = self.manager.extend(request, end + len(tree.tokens)) - end
+            if free < len(tree.tokens):
+                tree = request.choices.tree(free)
+            row.choices = tree
+            step.tokens -= len(tree.tokens) - least
+            step.prompt_tokens -= len(tree.tokens)
 
     def _plan_running(self, request: Request, step: StepBudget) -> None:
         """Plan this running request's row, reclaiming memory from lower-ranked requests; preempt it if that is not
