@@ -12,7 +12,7 @@ from specdec import LLM, AsyncLLM, CheckpointError, DraftShape, SamplingParams
 from specdec.building.resolved_config import resolved_config
 from specdec.building.vllm_keywords import FOREIGN_ENGINE, VLLMKeywords, own_settings
 from specdec.config import default_shape
-from specdec.core.foreign_sampling import FOREIGN_SAMPLING
+from specdec.core.sampling_params import FOREIGN_SAMPLING
 from specdec.engine.prompts import FOREIGN_PROMPT
 from tests.specdec.tiny_checkpoints import Tiny
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from specdec import LLM, BeamSearchParams, RequestOutputKind, SamplingParams, Speculation, StructuredOutputsParams
-from specdec.core.foreign_sampling import FOREIGN_SAMPLING
+from specdec.core.sampling_params import FOREIGN_SAMPLING
 from specdec.text.detokenizer import Detokenizer
 
 pytestmark = pytest.mark.slow
