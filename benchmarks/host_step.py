@@ -24,6 +24,7 @@ from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.engine.engine import LLMEngine
+from specdec.engine.request_maker import RequestMaker
 from specdec.execution import graph_capture
 from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.triton.attention_plan import AttentionGeometry
@@ -32,7 +33,9 @@ from specdec.kernels.types.draft_trees import Walks
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.types import Walk
 from specdec.kernels.types.upload import Packet
+from specdec.models.generation_config import GenerationConfig
 from specdec.models.llama import LlamaModel, LlamaWeights
+from specdec.parallel.ranks import Ranks
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.text.detokenizer import Detokenizer
 from specdec.verify.sampling import Sampling
@@ -82,7 +85,8 @@ def engine_of(batch: int, context: int) -> LLMEngine:
         kv_cache_memory=2 * 16 * 4 * batch * (longest + 64),
         enable_prefix_caching=False,
     )
-    engine = EngineBuilder(settings, LlamaModel(weights, kernels), None, kernels).build()
+    requests = RequestMaker(settings, config, None, GenerationConfig(frozenset(), {}), longest)
+    engine = EngineBuilder(settings, LlamaModel(weights, kernels), None, kernels, Ranks(), requests).build()
     runner = engine.worker.runner
 
     # Of a tree before 6c4d3faa `before_layer` is given too.

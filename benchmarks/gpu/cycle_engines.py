@@ -26,13 +26,16 @@ from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.engine.request_maker import RequestMaker
 from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.reference.projection import Projection
 from specdec.kernels.triton.walks import outcome_of
 from specdec.kernels.types.draft_trees import WalkOutcome
 from specdec.kernels.types.types import Walk
 from specdec.kernels.types.upload import Packet, upload
+from specdec.models.generation_config import GenerationConfig
 from specdec.models.llama import LlamaModel, LlamaWeights
+from specdec.parallel.ranks import Ranks
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.text.detokenizer import Detokenizer
 from specdec.verify.sampling import Sampling
@@ -93,7 +96,9 @@ class Engines:
 
     def _build(self, mode: str, drafts: DraftModel | None) -> Any:
         config = replace(self.config, enforce_eager=mode == "eager")
-        return EngineBuilder(config, self.target, drafts, self.kernels).build()
+        longest = config.context(self.target.config.max_position)
+        requests = RequestMaker(config, self.target.config, None, GenerationConfig(frozenset(), {}), longest)
+        return EngineBuilder(config, self.target, drafts, self.kernels, Ranks(), requests).build()
 
     def use(self, kind: str) -> None:
         """Have a head of random weights, of EAGLE-1's shape or of EAGLE-3's; the one before is gone."""

@@ -170,7 +170,7 @@ class EngineLoop:
     def _compile(self, number: int, add: Add) -> bool:
         """Have the grammar of a request compiled; return False if it has none, or one that is known."""
         requests, form = self._engine.requests, add.params.structured_outputs
-        if form is None or requests is None or requests.grammars.known(form) is not None:
+        if form is None or requests.grammars.known(form) is not None:
             return False
         if self._lanes is None:
             self._lanes = CompileLanes(requests.grammars, requests.config.structured_compile_timeout)

@@ -39,7 +39,7 @@ class EngineBuilder:
     Args:
         draft: the draft head or small model; None for plain decoding, or chains alone.
         ranks: this rank among those of the engine, which all build theirs at the same time.
-        requests: makes the requests of commands; None for an engine that is given no commands.
+        requests: makes the requests of commands.
 
     Attributes:
         block_bytes: memory of one cache block in the rank where it is largest.
@@ -52,11 +52,11 @@ class EngineBuilder:
         model: LlamaModel,
         draft: DraftModel | None,
         kernels: KernelSet,
-        ranks: Ranks | None = None,
-        requests: RequestMaker | None = None,
+        ranks: Ranks,
+        requests: RequestMaker,
     ) -> None:
         self._requests = requests
-        self.config, self.model, self.kernels, self._ranks = config, model, kernels, ranks or Ranks()
+        self.config, self.model, self.kernels, self._ranks = config, model, kernels, ranks
         self.workers = WorkerBuilder(config, model, draft, kernels, self._ranks)
         self.sizes = self.workers.sizes
         self.block_bytes = max(self._ranks.share(self.workers.block_bytes))
@@ -138,8 +138,7 @@ class EngineBuilder:
         logger.info("kernels warmed up in %.1f s", time.perf_counter() - began)
 
     def _check_drafts(self, executor: Executor) -> None:
-        tokenizer = None if self._requests is None else self._requests.tokenizer
-        prompts = questions(tokenizer, self.model.config.vocab_size)
+        prompts = questions(self._requests.tokenizer, self.model.config.vocab_size)
         limits, context = self.config.scheduler, min(self.sizes.context, self.workers.longest)
         prompts = prompts[: min(limits.max_num_seqs, limits.max_num_batched_tokens // PROMPT)]
         check_first_drafts(executor, prompts, context, self.sizes.slots)

@@ -72,7 +72,7 @@ class LLMEngine:
     without a tree, and plain decoding a chain of one token without a tree.
 
     Args:
-        requests: makes the requests of commands; None for an engine that is given none.
+        requests: makes the requests of commands.
 
     Attributes:
         ranks: this rank of the engine among all, which do the same. The first tells the others what it does.
@@ -87,7 +87,7 @@ class LLMEngine:
         executor: Executor,
         kernels: KernelSet,
         config: EngineConfig,
-        requests: RequestMaker | None = None,
+        requests: RequestMaker,
     ) -> None:
         self.scheduler, self.executor, self.kernels, self.requests = scheduler, executor, kernels, requests
         self.logprobs_mode = config.logprobs_mode
@@ -164,7 +164,6 @@ class LLMEngine:
             case EndSearches(numbers):
                 self.searches.end(numbers)
             case UseGrammar():
-                assert self.requests is not None
                 self.requests.grammars.adopt(command)
             case Close():
                 self._close()
@@ -178,8 +177,7 @@ class LLMEngine:
             case UnloadAdapter(lora_int_id):
                 return Unloaded(self.adapters.unload(lora_int_id))
             case GetStats():
-                sources = {} if self.requests is None else self.requests.source_counts()
-                return Stats(replace(self.scheduler.stats(), sources=sources))
+                return Stats(replace(self.scheduler.stats(), sources=self.requests.source_counts()))
             case CheckIntegrity():
                 return self._integrity()
             case Stop():
@@ -191,7 +189,6 @@ class LLMEngine:
 
     def new_group(self, add: Add) -> RequestGroup:
         """Make the requests of a prompt, one per sample, on this rank alone. They are not queued yet; see `handle`."""
-        assert self.requests is not None
         adapter = None if add.adapter is None else self.adapters.load(add.adapter)
         group = self.requests.group(add, adapter)
         self._groups[group.request_id] = group
@@ -209,7 +206,6 @@ class LLMEngine:
 
     def _tell_grammar(self, add: Add) -> None:
         """Send other ranks the grammar of a request, which this one has compiled."""
-        assert self.requests is not None
         form, grammar = add.params.structured_outputs, self.requests.compile(add)
         if form is not None and grammar is not None and (told := self._grammars.write(form, grammar)) is not None:
             self.ranks.tell(told)
@@ -290,7 +286,6 @@ class LLMEngine:
         with on_device(self.worker.device), self.kernels.limited_threads():
             self.executor.update_draft(folder)
         self.scheduler.begin_with_draft(rank_values)
-        assert self.requests is not None
         self.requests.draft_identity = identity({"head": checkpoint_identity(folder)})
         logger.info("drafts: the head of %s", shown_path(folder))
 
