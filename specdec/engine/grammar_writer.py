@@ -4,21 +4,17 @@ from specdec.core.commands import UseGrammar
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.verify.grammar_state import Grammar
 
-# Characters of compiled grammars that are kept for later requests; the least recently used go first.
+# Characters of compiled grammars that readers keep for later requests; the least recently used go first. The one sent
+# last is kept in any case.
 MOST_KEPT = 128 << 20
 
 
 class GrammarWriter:
-    """Writes grammars for readers that get all of them; `GrammarCompiler.adopt` reads them.
+    """Writes grammars for readers that get all of them; `GrammarCompiler.adopt` reads them."""
 
-    Args:
-        most: characters of grammars that readers keep. The one sent last is kept in any case.
-    """
-
-    def __init__(self, most: int = MOST_KEPT) -> None:
+    def __init__(self) -> None:
         # Those that readers keep, the least recently used first.
         self._kept: dict[StructuredOutputsParams, Grammar] = {}
-        self._most = most
 
     def write(self, form: StructuredOutputsParams, grammar: Grammar) -> UseGrammar | None:
         """Return what makes readers have a grammar; None if they have it."""
@@ -32,7 +28,7 @@ class GrammarWriter:
         size += sum(len(grammar.text) for grammar in self._kept.values())
         dropped = []
         for form, grammar in list(self._kept.items()):
-            if size <= self._most:
+            if size <= MOST_KEPT:
                 break
             size -= len(grammar.text)
             dropped.append(form)

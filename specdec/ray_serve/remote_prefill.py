@@ -28,11 +28,10 @@ class RemotePrefill:
 
     Args:
         replicas: calls of the prefill replicas, which others start and end.
-        patience: seconds that a request waits for its prompt.
     """
 
-    def __init__(self, replicas: Replicas, patience: float = PATIENCE) -> None:
-        self._replicas, self._patience = replicas, patience
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
         # Set once no replica was there, 0 again once there is one.
         self._paused_until = 0.0
 
@@ -51,10 +50,10 @@ class RemotePrefill:
             return None
         if self._paused_until:
             # One request finds out whether there is one now; the others do not wait with it.
-            self._paused_until = now + self._patience
+            self._paused_until = now + PATIENCE
         route = Route(blocks)
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(PATIENCE):
                 num_cached = await self._call(f"{name}-prefill", add, route)
             self._paused_until = 0.0
             return num_cached
@@ -62,7 +61,7 @@ class RemotePrefill:
             if (task := asyncio.current_task()) and task.cancelling():
                 raise
             self._paused_until = time.monotonic() + PAUSE if route.replica is None else 0.0
-            reason = f"not done within {self._patience:g} s" if isinstance(error, TimeoutError) else reason_of(error)
+            reason = f"not done within {PATIENCE:g} s" if isinstance(error, TimeoutError) else reason_of(error)
             place = "no prefill replica" if route.replica is None else f"prefill replica {route.replica}"
             logger.warning("%s: %s; its decode replica computes the prompt of request %s", place, reason, name)
             return None
@@ -76,7 +75,7 @@ class RemotePrefill:
         another needs its place.
         """
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(PATIENCE):
                 await self._replicas.ask(command)
         except Exception as error:
             logger.warning("not all prefill replicas were told of an adapter: %s", reason_of(error))

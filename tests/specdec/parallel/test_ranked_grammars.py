@@ -9,6 +9,7 @@ import pytest
 
 from specdec import LLM, SamplingParams, StructuredOutputsParams
 from specdec.building.engine_builder import EngineBuilder
+from specdec.engine import grammar_writer
 from specdec.engine.grammar_writer import GrammarWriter
 from specdec.models.grammar_compiler import GrammarCompiler
 from specdec.models.sharded_llama import ShardedLlama
@@ -153,7 +154,7 @@ def test_a_grammar_that_cannot_be_followed_hurts_no_other_request(bytes_model: B
         assert list(stream)[-1].token_ids == plain[0]
 
 
-def test_a_grammar_is_sent_once_while_it_is_kept(bytes_model: Bytes) -> None:
+def test_a_grammar_is_sent_once_while_it_is_kept(bytes_model: Bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those used last are kept, up to a size. What is read has the masks of what was written."""
     tokenizer = Tokenizer(bytes_model.target)
     compiler = GrammarCompiler(tokenizer, VOCAB, frozenset([EOS]), is_shared=True)
@@ -163,7 +164,8 @@ def test_a_grammar_is_sent_once_while_it_is_kept(bytes_model: Bytes) -> None:
     grammars = [compiler.compile(one) for one in params]
     assert compiler.compile(params[0]) is grammars[0]
     size = max(len(grammar.text) for grammar in grammars)
-    writer = GrammarWriter(2 * size)
+    monkeypatch.setattr(grammar_writer, "MOST_KEPT", 2 * size)
+    writer = GrammarWriter()
     news = []
     for place in (0, 0, 1, 0, 2, 0, 1):
         told = writer.write(params[place], grammars[place])

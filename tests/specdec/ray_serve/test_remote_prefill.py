@@ -169,30 +169,33 @@ FAILURES: dict[str, Sequence[Any]] = {
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_whatever_fails_is_left_to_the_decode_replica(
-    world: World, failure: str, caplog: pytest.LogCaptureFixture
+    world: World, failure: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(remote_prefill, "PATIENCE", 0.05)
     prefill, decode = Script(FAILURES[failure]), _answering(1)
-    remote = RemotePrefill(prefill, patience=0.05)
+    remote = RemotePrefill(prefill)
     states = served(world, decode, remote, lambda llm: states_of(llm, PROMPT, ONE))
     assert states[-1].token_ids == [7, 7]
     assert (len(prefill.tried), len(decode.tried)) == (1, 1)
     assert ("its decode replica computes the prompt" in caplog.text) == (failure not in ("fails", "says nothing"))
 
 
-def test_few_requests_wait_when_no_replica_takes_calls(world: World) -> None:
+def test_few_requests_wait_when_no_replica_takes_calls(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that waits for a replica ends in time; then none is made for a while."""
+    monkeypatch.setattr(remote_prefill, "PATIENCE", 0.05)
     prefill, decode = Script([None], [None]), _answering(3)
 
     async def three(llm: AsyncLLM) -> None:
         for _ in range(3):
             await states_of(llm, PROMPT, ONE)
 
-    served(world, decode, RemotePrefill(prefill, patience=0.05), three)
+    served(world, decode, RemotePrefill(prefill), three)
     assert (len(prefill.tried), len(decode.tried)) == (1, 3)
 
 
 def test_one_request_finds_out_whether_there_is_a_replica_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_prefill, "PAUSE", 0.0)
+    monkeypatch.setattr(remote_prefill, "PATIENCE", 0.05)
     prefill, decode = Script([None], [None], [token("length")], [token("length")]), _answering(5)
 
     async def five(llm: AsyncLLM) -> None:
@@ -203,7 +206,7 @@ def test_one_request_finds_out_whether_there_is_a_replica_again(world: World, mo
         for _ in range(2):
             await states_of(llm, PROMPT, ONE)
 
-    served(world, decode, RemotePrefill(prefill, patience=0.05), five)
+    served(world, decode, RemotePrefill(prefill), five)
     assert (len(prefill.tried), len(decode.tried)) == (4, 5)
 
 
