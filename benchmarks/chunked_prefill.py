@@ -53,7 +53,7 @@ def arrival(llm: LLM, short: list[list[int]], long: list[int], steps_before: int
     requests = [llm.engine.new_group(llm.request_maker.add(prompt, endless)).requests[0] for prompt in short]
     (late,) = llm.engine.new_group(llm.request_maker.add(long, SamplingParams(temperature=0, max_tokens=1))).requests
     for request in requests:
-        engine.add_request(request)
+        engine.scheduler.add(request)
     while any(request.num_output == 0 for request in requests):
         engine.step()
     before: list[float] = []
@@ -66,7 +66,7 @@ def arrival(llm: LLM, short: list[list[int]], long: list[int], steps_before: int
     had = sum(request.num_output for request in requests)
     gap, steps = 0.0, 0
     meanwhile: list[float] = []
-    engine.add_request(late)
+    engine.scheduler.add(late)
     while not late.finished:
         start = time.perf_counter()
         news = engine.step()
@@ -83,7 +83,7 @@ def arrival(llm: LLM, short: list[list[int]], long: list[int], steps_before: int
     tokens = sum(request.num_output for request in requests) - had
     usual = sorted(meanwhile)[int(0.9 * len(meanwhile))]
     for request in requests:
-        engine.abort(request)
+        engine.scheduler.abort(request)
     return Run(statistics.median(before), max(before), gap, usual, end - begin, steps, tokens)
 
 

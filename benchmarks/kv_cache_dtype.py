@@ -142,7 +142,7 @@ def most_running(kind: Kind, model: Path, head: Path | None) -> int:
     for i in range(4 * COUNTED):
         # All differ from the first token on.
         group = llm.engine.new_group(llm.request_maker.add([100 + i] * PROMPT, params))
-        llm.engine.add_request(group.requests[0])
+        llm.engine.scheduler.add(group.requests[0])
     most = 0
     while llm.engine.has_unfinished:
         llm.engine.step()

@@ -52,7 +52,7 @@ def run(llm: LLM, prompt: list[int], params: SamplingParams, salt: str) -> Run:
     request = llm.engine.new_group(llm.request_maker.add(prompt, params)).requests[0]
     request.cache_salt = salt
     first_token, start = 0.0, time.perf_counter()
-    engine.add_request(request)
+    engine.scheduler.add(request)
     while not request.finished:
         engine.step()
         if request.num_output and not first_token:

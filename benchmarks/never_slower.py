@@ -95,14 +95,14 @@ class Mode:
             start = time.perf_counter()
             while tokens < wanted and time.perf_counter() < start + SLICE:
                 while left and running < batch:
-                    engine.add_request(left.pop())
+                    engine.scheduler.add(left.pop())
                     running += 1
                 running -= sum(request.finished for request in engine.step())
                 tokens = engine.scheduler.stats().generated_tokens - before
             seconds += time.perf_counter() - start
             yield seconds / max(tokens, 1)
         for request in requests:
-            engine.abort(request)
+            engine.scheduler.abort(request)
         while engine.has_unfinished:
             engine.step()
 

@@ -48,7 +48,7 @@ def run(llm: LLM, prompts: list[list[int]], params: SamplingParams, salt: str, a
         for group in batch:
             for request in group.requests:
                 request.cache_salt = salt
-                engine.add_request(request)
+                engine.scheduler.add(request)
         while not all(group.finished for group in batch):
             engine.step()
     seconds = time.perf_counter() - start

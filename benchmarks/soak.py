@@ -80,7 +80,7 @@ class AbortingDrafter:
         if self.chance.random() < ABORT_WITHIN_STEP:
             request = self.chance.choice([*self.llm.engine.scheduler.queues])
             self.aborted += not request.finished
-            self.llm.engine.abort(request)
+            self.llm.engine.scheduler.abort(request)
         return self.drafter.propose(rows, packet)
 
 
@@ -108,11 +108,11 @@ def soak(
         for _ in range(chance.randint(0, 12)):
             if queued < num_requests and len(alive) < traffic.outstanding:
                 for request in _requests(llm, texts, chance, traffic, growing=queued // PHASE % 2 == 0):
-                    engine.add_request(request)
+                    engine.scheduler.add(request)
                     alive[request] = None
                     queued += 1
         if alive and chance.random() < ABORT_BETWEEN_STEPS:
-            engine.abort(chance.choice([*alive]))
+            engine.scheduler.abort(chance.choice([*alive]))
         for request in engine.step():
             assert request in alive, "a request that has ended got a token"
         for request in [request for request in alive if request.finished]:

@@ -143,7 +143,7 @@ class Engines:
         requests = [request_of(chance, index, self.sizes) for index in range(batch)]
         try:
             for request in requests:
-                engine.add_request(request)
+                engine.scheduler.add(request)
             while any(request.num_output == 0 for request in requests):
                 engine.step()
             for _ in range(STEPS_BEFORE):
@@ -153,7 +153,7 @@ class Engines:
         finally:
             # Also where memory was too small, as smaller batches are still to be measured.
             for request in requests:
-                engine.abort(request)
+                engine.scheduler.abort(request)
 
     def steps(self, engine: Any, batch: int) -> tuple[list[float], list[float]]:
         """Seconds of steps of `batch` requests behind their prompts, and of the target's passes in them."""

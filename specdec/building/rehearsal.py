@@ -184,9 +184,9 @@ def run_warmup(
 def _run(engine: LLMEngine, requests: Sequence[Request], steps: int) -> None:
     """Run requests on an idle engine for at most `steps` steps, then abort those that are left."""
     for request in requests:
-        engine.add_request(request)
+        engine.scheduler.add(request)
     for _ in range(steps):
         if engine.has_unfinished:
             engine.step()
     for request in requests:
-        engine.abort(request)
+        engine.scheduler.abort(request)

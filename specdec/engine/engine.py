@@ -198,7 +198,7 @@ class LLMEngine:
         group = self.new_group(add)
         try:
             for request in group.requests:
-                self.add_request(request)
+                self.scheduler.add(request)
         except BaseException:
             self._abort_group(group)
             raise
@@ -219,7 +219,7 @@ class LLMEngine:
 
     def _abort_group(self, group: RequestGroup) -> None:
         for request in group.requests:
-            self.abort(request)
+            self.scheduler.abort(request)
 
     def _integrity(self) -> Integrity:
         problem = None
@@ -230,17 +230,9 @@ class LLMEngine:
         pool = self.scheduler.manager.pool
         return Integrity(problem, sum(1 for _ in self.scheduler.queues), pool.num_blocks - pool.num_free)
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request on this rank alone; see `Scheduler.add`."""
-        self.scheduler.add(request)
-
     @property
     def has_unfinished(self) -> bool:
         return next(iter(self.scheduler.queues), None) is not None
-
-    def abort(self, request: Request) -> None:
-        """End a request on this rank alone, at any moment; see `Abort`."""
-        self.scheduler.abort(request)
 
     def step(self) -> list[Request]:
         """Run one forward pass of the target; return the requests that got tokens."""

@@ -23,12 +23,12 @@ def test_as_many_drafts_are_accepted_as_asked(head: str) -> None:
     for accepted in TINY.accepted:
         forced.accepted = accepted
         request = request_of(random.Random(0), 0, TINY)
-        engine.add_request(request)
+        engine.scheduler.add(request)
         lengths = []
         for _ in range(4):
             engine.step()
             lengths.append(request.num_output)
-        engine.abort(request)
+        engine.scheduler.abort(request)
         # The first step yields one token, the head reads the prompt, and then it drafts.
         assert [after - before for before, after in itertools.pairwise(lengths)] == [1 + accepted] * 3
 

@@ -52,7 +52,7 @@ def test_requests_launch_nothing_new(
         for seed, asked in enumerate(ASKED):
             params = SamplingParams(seed=seed, max_tokens=4, ignore_eos=True, **asked)
             for request in new_group(llm, [5 + seed, 6, 7, 5 + seed, 6, 7, 5 + seed, 6], params).requests:
-                llm.engine.add_request(request)
+                llm.engine.scheduler.add(request)
             while llm.engine.has_unfinished:
                 llm.engine.step()
             new = [found[line].label for line in found if line not in at_start]

@@ -117,7 +117,7 @@ def run(
                 adapter = world.adapter(case.adapter, None if updates else llm.config.draft) if world else None
                 group = groups[i] = new_group(llm, case.prompt, case.params, lora_request=adapter)
                 for request in group.requests:
-                    llm.engine.add_request(request)
+                    llm.engine.scheduler.add(request)
         if updates and step in updates:
             llm.update_draft(updates[step])
         before = {request: request.stats.drafted for group in groups if group for request in group.requests}

@@ -129,7 +129,7 @@ def steps_of(llm: LLM, sized: bool, monkeypatch: pytest.MonkeyPatch) -> list[Any
             # Repeated, so that n-grams match.
             prompt = [chance.randrange(3, 60) for _ in range(chance.randrange(2, 4))] * chance.randrange(1, 4)
             for request in new_group(llm, prompt, params).requests:
-                llm.engine.add_request(request)
+                llm.engine.scheduler.add(request)
             for _ in range(chance.randrange(3)):
                 llm.engine.step()
         while llm.engine.has_unfinished:

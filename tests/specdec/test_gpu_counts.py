@@ -73,7 +73,7 @@ def test_a_step_asks_for_little(
     for index in range(requests):
         params = SamplingParams(temperature=temperature, seed=index, max_tokens=30, ignore_eos=True)
         for request in new_group(llm, [5 + index, 6, 7, 8], params).requests:
-            llm.engine.add_request(request)
+            llm.engine.scheduler.add(request)
     for _ in range(2):
         llm.engine.step()
     for _ in range(2):
@@ -104,7 +104,7 @@ def _check_recorded(kind: str, found: dict[str, int], places: Any) -> None:
 def kernels_of_a_step(llm: LLM, gpu: SimulatedGPU, prompt: list[int]) -> tuple[int, Any]:
     """Return the launches and operations of a prompt's third step, without graphs, and where they were asked for."""
     for request in new_group(llm, prompt, SamplingParams(temperature=0, max_tokens=30)).requests:
-        llm.engine.add_request(request)
+        llm.engine.scheduler.add(request)
     for _ in range(2):
         llm.engine.step()
     gpu.counts.take()

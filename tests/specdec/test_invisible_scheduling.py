@@ -105,7 +105,7 @@ class Interrupting:
         trees = self.drafter.propose(rows, packet)
         assert self.llm is not None
         while self.within:
-            self.llm.engine.abort(self.within.pop())
+            self.llm.engine.scheduler.abort(self.within.pop())
         return trees
 
 
@@ -119,13 +119,13 @@ def run(llm: LLM, cases: list[Arrival], groups: list[RequestGroup]) -> None:
         for case, group in zip(cases, groups, strict=True):
             if case.step == step:
                 for request in group.requests:
-                    engine.add_request(request)
+                    engine.scheduler.add(request)
             if case.aborted is not None and case.step + case.aborted == step:
                 if case.within:
                     engine.worker.drafter.within += group.requests
                 else:
                     for request in group.requests:
-                        engine.abort(request)
+                        engine.scheduler.abort(request)
         engine.step()
         check_scheduler(engine.scheduler)
         step += 1
@@ -317,7 +317,7 @@ def test_a_step_that_comes_to_nothing_leaves_no_trace(world: World, monkeypatch:
 
     monkeypatch.setattr(llm.engine, "_append", interrupted)
     (request,) = new_group(llm, [3, 4, 5, 6], params).requests
-    llm.engine.add_request(request)
+    llm.engine.scheduler.add(request)
     while not request.finished:
         with contextlib.suppress(KeyboardInterrupt):
             llm.engine.step()

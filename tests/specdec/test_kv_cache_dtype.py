@@ -81,7 +81,7 @@ def test_twice_the_requests_run_in_the_same_memory(tmp_path: Path, kernels: str)
         )
         groups = [new_group(llm, [3 + i] * 18, params) for i in range(64)]
         for group in groups:
-            llm.engine.add_request(group.requests[0])
+            llm.engine.scheduler.add(group.requests[0])
         running = []
         while llm.engine.has_unfinished:
             llm.engine.step()

@@ -180,7 +180,7 @@ def test_an_adapter_in_use_stays(three: tuple[LLM, list[LoRARequest]]) -> None:
     with pytest.raises(QueueFullError, match="running requests have max_loras 2 other adapters"):
         new_group(llm, [5, 6], GREEDY, lora_request=given[2])
     for request in requests:
-        llm.engine.add_request(request)
+        llm.engine.scheduler.add(request)
     llm.engine.step()
     # Unloaded, it keeps its place until its request has ended.
     assert llm.remove_lora(1)

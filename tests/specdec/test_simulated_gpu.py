@@ -100,7 +100,7 @@ def run(
         for prompt, own, adapter in zip(PROMPTS, params, adapters, strict=True)
     ]
     for request in (request for group in groups for request in group.requests):
-        llm.engine.add_request(request)
+        llm.engine.scheduler.add(request)
     while llm.engine.has_unfinished:
         llm.engine.step()
     return [[list(one.token_ids) for one in group.output().outputs] for group in groups]
@@ -266,7 +266,7 @@ def drafted(
     for group in groups:
         for request in group.requests:
             request.is_traced = True
-        llm.engine.add_request(group.requests[0])
+        llm.engine.scheduler.add(group.requests[0])
     while llm.engine.has_unfinished:
         llm.engine.step()
     steps = [group.requests[0].steps for group in groups]
@@ -447,7 +447,7 @@ def test_times_are_of_the_device_and_never_of_launches_alone(
     corrected = Mock(wraps=cost.correct)
     monkeypatch.setattr(cost, "correct", corrected)
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    llm.engine.add_request(new_group(llm, PROMPTS[0], params).requests[0])
+    llm.engine.scheduler.add(new_group(llm, PROMPTS[0], params).requests[0])
     counts = []
     while llm.engine.has_unfinished:
         llm.engine.step()

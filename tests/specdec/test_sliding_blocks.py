@@ -57,7 +57,7 @@ def run(llm: LLM, *groups: RequestGroup) -> int:
     most, pool = 0, llm.engine.scheduler.manager.pool
     for group in groups:
         for request in group.requests:
-            llm.engine.add_request(request)
+            llm.engine.scheduler.add(request)
     while not all(group.finished for group in groups):
         llm.engine.step()
         check_scheduler(llm.engine.scheduler)

@@ -121,7 +121,7 @@ def test_a_request_that_is_aborted_leaves_what_it_had(llm: LLM) -> None:
     for _ in range(20):
         llm.engine.step()
     for request in group.requests:
-        llm.engine.abort(request)
+        llm.engine.scheduler.abort(request)
     assert 2 < stats(llm).tau < 5
 
 

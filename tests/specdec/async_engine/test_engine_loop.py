@@ -148,7 +148,7 @@ def test_steps_that_fail_again_and_again_end_the_loop(llm: LLM, monkeypatch: pyt
     assert str(peer.error) == "device lost"
     peer.context.destroy(linger=0)
     for request in list(llm.engine.scheduler.queues):
-        llm.engine.abort(request)
+        llm.engine.scheduler.abort(request)
 
 
 def test_a_failure_before_blocks_were_moved_ends_all_that_hold_blocks(

@@ -14,6 +14,7 @@ from specdec.core.request import Request
 from specdec.draft_heads.drafting.drafter import Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.engine.engine import LLMEngine
+from specdec.scheduling.scheduler import Scheduler
 from specdec.verify.verifier import CoupledVerifier, RejectionVerifier
 from tests.command_line import Run
 from tests.specdec.cli.generate_run import COMPARE_KEYS, GREEN, KEYS
@@ -241,8 +242,8 @@ def test_sampling_options_reach_the_request(
     run: Run, monkeypatch: pytest.MonkeyPatch, args: tuple[object, ...], changed: dict[str, object]
 ) -> None:
     seen: list[Request] = []
-    real = LLMEngine.add_request
-    monkeypatch.setattr(LLMEngine, "add_request", lambda engine, one: (seen.append(one), real(engine, one))[1])
+    real = Scheduler.add
+    monkeypatch.setattr(Scheduler, "add", lambda scheduler, one: (seen.append(one), real(scheduler, one))[1])
     assert run("Hello", *args).code == 0
     (request,) = seen
     defaults: dict[str, object] = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}

@@ -137,7 +137,7 @@ def test_nothing_is_computed_for_other_requests(llm: LLM, monkeypatch: pytest.Mo
     plain, watched = new_group(llm, PROMPT, FREE), new_group(llm, PROMPT[1:], FREE)
     watched.requests[0].is_traced = True
     for group in (plain, watched):
-        llm.engine.add_request(group.requests[0])
+        llm.engine.scheduler.add(group.requests[0])
     while llm.engine.has_unfinished:
         llm.engine.step()
     assert set(computed) == set(watched.requests)

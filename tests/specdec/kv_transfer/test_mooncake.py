@@ -212,10 +212,10 @@ def test_requests_survive_the_end_of_the_master(
             flush(one)
             groups = [new_group(other, prompt, GREEDY).requests[0] for prompt in prompts]
             for request in groups[:3]:
-                other.engine.add_request(request)
+                other.engine.scheduler.add(request)
             other.engine.step()
             master.kill()
-            other.engine.add_request(groups[3])
+            other.engine.scheduler.add(groups[3])
             while other.engine.has_unfinished:
                 other.engine.step()
             outputs = [request.completion().token_ids for request in groups]

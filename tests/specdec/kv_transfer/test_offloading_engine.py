@@ -187,7 +187,7 @@ def test_a_store_that_hangs_delays_nobody(
         late, early = (new_group(llm, prompt, GREEDY).requests[0] for prompt in (PROMPT, other))
         order: list[Request] = []
         for request in (late, early):
-            llm.engine.add_request(request)
+            llm.engine.scheduler.add(request)
         llm.engine.step()
         assert llm.stats().waiting_for_kv == 1
         while llm.engine.has_unfinished:
@@ -208,10 +208,10 @@ def test_a_request_that_waits_for_blocks_can_be_aborted(
     monkeypatch.setattr(DiskStore, "count_held", lambda *given: going.wait(120) and count_held(*given))
     with engine(world, "eagle", disk(tmp_path)) as llm:
         request = new_group(llm, PROMPT, GREEDY).requests[0]
-        llm.engine.add_request(request)
+        llm.engine.scheduler.add(request)
         llm.engine.step()
         assert llm.engine.has_unfinished
-        llm.engine.abort(request)
+        llm.engine.scheduler.abort(request)
         assert not llm.engine.has_unfinished
         going.set()
         assert run(llm, [PROMPT], GREEDY).loaded == WHOLE
