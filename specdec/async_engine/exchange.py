@@ -100,19 +100,16 @@ class Arrivals:
                 self._error = None
 
 
-class PendingReplies:
+class PendingReplies(Arrivals):
     """Replies to one call that its reader has not read yet."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._unread: list[ReplyTo] = []
-        self._arrivals = Arrivals()
 
     def receive(self, reply: ReplyTo) -> None:
         self._unread.append(reply)
-        self._arrivals.notify()
-
-    def fail(self, error: EngineDeadError) -> None:
-        self._arrivals.fail(error)
+        self.notify()
 
     async def read(self) -> list[ReplyTo]:
         """Wait for replies; return all that have come.
@@ -120,7 +117,7 @@ class PendingReplies:
         Raises:
             EngineDeadError: no more come.
         """
-        await self._arrivals.wait()
+        await self.wait()
         unread, self._unread = self._unread, []
         return unread
 

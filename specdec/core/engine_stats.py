@@ -1,5 +1,6 @@
 """Statistics of a running engine."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
@@ -130,11 +131,9 @@ class EngineStats:
         names = [each.name for each in fields(EngineStats) if each.name not in _NO_NUMBERS]
         total = EngineStats(**{name: sum(getattr(part, name) for part in parts) for name in names})
         total.kv_usage /= max(1, len(parts))
+        total.trees_by_accepted = dict(sum((Counter(part.trees_by_accepted) for part in parts), Counter()))
+        total.steps_by_tokens = dict(sum((Counter(part.steps_by_tokens) for part in parts), Counter()))
         for part in parts:
-            for accepted, trees in part.trees_by_accepted.items():
-                total.trees_by_accepted[accepted] = total.trees_by_accepted.get(accepted, 0) + trees
-            for tokens, steps in part.steps_by_tokens.items():
-                total.steps_by_tokens[tokens] = total.steps_by_tokens.get(tokens, 0) + steps
             for name, own in part.adapters.items():
                 sums = total.adapters.setdefault(name, AdapterTrees())
                 for count, more in ((sums.plain, own.plain), (sums.adapted, own.adapted)):

@@ -72,7 +72,7 @@ class Scheduler:
         self._passes_ahead = passes_ahead and connector is None
         self._followed: list[Request] = []
 
-    def free_seats(self, leaving: Collection[Request] = ()) -> int:
+    def free_seats(self, leaving: Collection[Request]) -> int:
         """Return how many requests could run besides the running ones that are not `leaving`."""
         return self.config.max_num_seqs - sum(request not in leaving for request in self.running)
 
