@@ -4,35 +4,17 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
 
 from specdec.cache.block_moves import BlockSource, PublishedBlock
 from specdec.cache.block_pool import BlockPool
 from specdec.core.request import Request
 from specdec.kv_transfer.notes import Notes
 from specdec.kv_transfer.rank_reads import RankReads
-from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Result
+from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Result, Save
 
 FEATURES, HEAD = "features", "head"
 # Blocks that are remembered as loaded without features.
 MOST_MARKS = 1 << 16
-
-
-class Save(NamedTuple):
-    """Parts of a block that go from the device to host memory, which holds the block until it is `Saved`.
-
-    Attributes:
-        block: of the device.
-        host_block: of host memory.
-        parts: those that host memory lacked before the step.
-        is_written: whether the parts go on to the stores.
-    """
-
-    block: int
-    host_block: int
-    block_hash: bytes
-    parts: frozenset[str]
-    is_written: bool
 
 
 @dataclass(eq=False)

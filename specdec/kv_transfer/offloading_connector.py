@@ -10,11 +10,11 @@ from specdec.cache.block_moves import BlockSource, PublishedBlock
 from specdec.core.request import Request
 from specdec.kv_transfer.block_store import BlockStore
 from specdec.kv_transfer.host_blocks import Copied, HostBlocks
-from specdec.kv_transfer.host_tier import FEATURES, HostTier, Save
+from specdec.kv_transfer.host_tier import FEATURES, HostTier
 from specdec.kv_transfer.kv_connector import KVCaches, KVConnector
 from specdec.kv_transfer.notes import Notes
 from specdec.kv_transfer.rank_reads import RankReads, ReadMeta
-from specdec.kv_transfer.transfers import TARGET, Result, Saved, Transfers
+from specdec.kv_transfer.transfers import TARGET, Result, Save, Saved, Transfers
 
 logger = logging.getLogger(__name__)
 # Seconds that `shutdown` waits for blocks that are still to be written.
@@ -155,7 +155,7 @@ class OffloadingConnector(KVConnector):
                     # Those of an earlier block would be taken for this one's.
                     self.memory.clear(FEATURES, save.host_block)
                 if save.is_written:
-                    self.transfers.write(save.host_block, save.block_hash, parts, copied.wait)
+                    self.transfers.write(save, copied.wait)
 
     def get_finished(self) -> Finished:
         results = self.transfers.take_results()

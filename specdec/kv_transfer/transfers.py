@@ -50,6 +50,23 @@ class Fetched(NamedTuple):
     parts: Sequence[Mapping[str, bytes]]
 
 
+class Save(NamedTuple):
+    """Parts of a block that go from the device to host memory, which holds the block until it is `Saved`.
+
+    Attributes:
+        block: of the device.
+        host_block: of host memory.
+        parts: those that host memory lacked before the step.
+        is_written: whether the parts go on to the stores.
+    """
+
+    block: int
+    host_block: int
+    block_hash: bytes
+    parts: frozenset[str]
+    is_written: bool
+
+
 class Saved(NamedTuple):
     """A host block that may be reused: it has its content, and if it was to be written, the stores have been asked."""
 
@@ -58,13 +75,6 @@ class Saved(NamedTuple):
 
 
 Result = Found | Fetched | Saved
-
-
-class _Write(NamedTuple):
-    block: int
-    block_hash: bytes
-    parts: frozenset[str]
-    wait: Callable[[], None]
 
 
 class Transfers:
@@ -91,7 +101,7 @@ class Transfers:
         self._writable = [GuardedStore(store, notes, "blocks are not written there") for store in stores]
         self._memory, self._key, self._common_parts = memory, key, common_parts
         self._reads: SimpleQueue[Read | None] = SimpleQueue()
-        self._writes: SimpleQueue[_Write | None] = SimpleQueue()
+        self._writes: SimpleQueue[tuple[Save, Callable[[], None]] | None] = SimpleQueue()
         self._results: deque[Result] = deque()
         self._news, self._has_ended = threading.Event(), False
         loops = ((self._read_all, "kv-read"), (self._write_all, "kv-write")) if stores else ()
@@ -112,13 +122,13 @@ class Transfers:
         """Look up or fetch blocks, behind all earlier reads; the result is `Found` or `Fetched`."""
         self._reads.put(read)
 
-    def write(self, block: int, block_hash: bytes, parts: frozenset[str], wait: Callable[[], None]) -> None:
+    def write(self, save: Save, wait: Callable[[], None]) -> None:
         """Write parts of a block to all stores; the result is `Saved`.
 
         Args:
             wait: returns once the block has its content.
         """
-        self._writes.put(_Write(block, block_hash, parts, wait))
+        self._writes.put((save, wait))
 
     def take_results(self) -> list[Result]:
         """Return the results of lookups, fetches and writes that have ended since the last call."""
@@ -218,16 +228,16 @@ class Transfers:
                 pass
             is_last = batch[-1] is None
             writes = [write for write in batch if write is not None]
-            for write in writes:
-                write.wait()
+            for _, wait in writes:
+                wait()
             for guard in self._writable:
                 for name in self._memory.names:
-                    some = [write for write in writes if name in write.parts]
-                    if some:
-                        keys = [self._key(name, write.block_hash) for write in some]
-                        guard.call(None, guard.store.write, keys, [self._memory.payload(name, w.block) for w in some])
-            for write in writes:
-                self._post(Saved(write.block, True))
+                    if some := [save for save, _ in writes if name in save.parts]:
+                        keys = [self._key(name, save.block_hash) for save in some]
+                        payloads = [self._memory.payload(name, save.host_block) for save in some]
+                        guard.call(None, guard.store.write, keys, payloads)
+            for save, _ in writes:
+                self._post(Saved(save.host_block, True))
 
 
 def _close(directions: tuple[GuardedStore, GuardedStore], deadline: float) -> None:

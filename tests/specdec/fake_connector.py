@@ -9,10 +9,10 @@ from typing import Any
 from specdec.cache.block_moves import BlockSource, PublishedBlock
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.request import Request
-from specdec.kv_transfer.host_tier import HEAD, HostTier, Save
+from specdec.kv_transfer.host_tier import HEAD, HostTier
 from specdec.kv_transfer.kv_connector import KVCaches, KVConnector
 from specdec.kv_transfer.notes import Notes
-from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Result, Saved
+from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Result, Save, Saved
 from tests.specdec.fake_memory import FakeMemory
 
 PARTS = (TARGET, HEAD)

@@ -17,9 +17,9 @@ from specdec.cache.kv_cache import KVCache, KVDtypes, entry_bytes
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.rope import RopeConfig
 from specdec.kv_transfer.connector_factory import ConnectorContext, make_connector
-from specdec.kv_transfer.host_tier import Save
 from specdec.kv_transfer.kv_connector import KVCaches
 from specdec.kv_transfer.kv_transfer_config import KVTransferConfig
+from specdec.kv_transfer.transfers import Save
 from tests.fakes import save_random_head, save_random_llama
 from tests.kernel_sets import TORCH
 from tests.simulated_gpu import GPU, SimulatedGPU, simulated_gpu

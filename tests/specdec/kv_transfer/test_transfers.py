@@ -10,7 +10,7 @@ import pytest
 from specdec.kv_transfer import block_store
 from specdec.kv_transfer.block_store import NO_KEY, StoreError
 from specdec.kv_transfer.notes import Notes
-from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Read, Result, Saved, Transfers
+from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Read, Result, Save, Saved, Transfers
 
 SIZE = 4
 HASHES = [bytes([number]) for number in range(6)]
@@ -145,7 +145,7 @@ def test_a_full_store_is_still_read() -> None:
     pool = Store("pool", "ab")
     pool.is_full = True
     world = World(pool)
-    world.transfers.write(4, HASHES[4], frozenset({TARGET}), lambda: None)
+    world.transfers.write(Save(0, 4, HASHES[4], frozenset({TARGET}), True), lambda: None)
     assert world.result() == Saved(4, True)
     assert world.look_up() == 2
     assert world.fetch(2) == [True, True]
