@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self, Unpack
 
+from specdec.async_engine.client_threads import SHORT_TEXT, TextLanes
 from specdec.async_engine.connection import EngineConnection
 from specdec.async_engine.errors import CLOSED, EngineDeadError
 from specdec.async_engine.exchange import Exchange, ask
 from specdec.async_engine.messages import Setup
 from specdec.async_engine.request_stream import RequestStream
 from specdec.async_engine.supervisor import Supervisor
-from specdec.async_engine.text_lanes import SHORT_TEXT, TextLanes
 from specdec.building.resolved_config import resolved_config
 from specdec.building.vllm_keywords import LLMKeywords, own_settings
 from specdec.config import AUTO, EngineConfig

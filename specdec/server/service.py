@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar, cast
 from fastapi import Request, Response
 
 from specdec.async_engine.async_llm import AsyncLLM
+from specdec.async_engine.client_threads import SHORT_TEXT
 from specdec.async_engine.errors import EngineDeadError
-from specdec.async_engine.text_lanes import SHORT_TEXT
 from specdec.config import EngineConfig
 from specdec.core.call_forms import form_name
 from specdec.core.engine_stats import EngineStats

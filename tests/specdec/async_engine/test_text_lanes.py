@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from specdec.async_engine import text_lanes
-from specdec.async_engine.text_lanes import LONG_TEXT, SHORT_TEXT, TextLanes
+from specdec.async_engine import client_threads
+from specdec.async_engine.client_threads import LONG_TEXT, SHORT_TEXT, TextLanes
 
 PATIENCE = 30
 
@@ -80,7 +80,7 @@ def test_one_long_text_at_a_time() -> None:
 
 def test_memory_goes_back_after_long_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     given_back: list[None] = []
-    monkeypatch.setattr(text_lanes, "_return_memory", lambda: given_back.append(None))
+    monkeypatch.setattr(client_threads, "_return_memory", lambda: given_back.append(None))
 
     async def work(lanes: TextLanes, _: threading.Event) -> None:
         await lanes.run("", LONG_TEXT, int)

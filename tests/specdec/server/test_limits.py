@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specdec.async_engine.text_lanes import LONG_TEXT
+from specdec.async_engine.client_threads import LONG_TEXT
 from specdec.core.commands import Add
 from specdec.models.tokenizer import Tokenizer
 from specdec.text.detokenizer import Detokenizer
