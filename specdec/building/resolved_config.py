@@ -9,9 +9,8 @@ from typing import Any
 from specdec.building.checkpoint_checks import check_draft, check_split, check_target
 from specdec.building.draft_corpus import check_corpus
 from specdec.building.llm_settings import engine_config
-from specdec.building.named_checkpoints import named_head, named_target
+from specdec.building.named_checkpoints import HEADS, named_head, named_target, shipped_head
 from specdec.building.plugins import import_plugins
-from specdec.building.shipped_heads import HEADS, shipped_head
 from specdec.config import AUTO, DEMO, DEMO_HEAD, DEMO_HEADS, EngineConfig, default_shape, draft_names
 from specdec.core.device import name_of, resolve_device, resolve_dtype
 from specdec.draft_heads.drafting.chain_sources import NGRAM, SOURCES, SUFFIX, prepared_sources

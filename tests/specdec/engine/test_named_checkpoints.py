@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from specdec import LLM, AsyncLLM
+from specdec.building.named_checkpoints import HEADS
 from specdec.building.resolved_config import resolved_config
-from specdec.building.shipped_heads import HEADS
 from specdec.cli.app import main
 from specdec.config import DEMO_HEAD
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError

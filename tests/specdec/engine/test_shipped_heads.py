@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig as HubConfig
 
+from specdec.building import named_checkpoints
 from specdec.building import resolved_config as resolution
-from specdec.building import shipped_heads
+from specdec.building.named_checkpoints import HEADS, shipped_head
 from specdec.building.resolved_config import resolved_config
-from specdec.building.shipped_heads import HEADS, shipped_head
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from tests.fakes import edit_json, save_random_head
 from tests.specdec.gguf.gguf_writing import TOKENS, random_model, write_gguf
@@ -28,7 +28,7 @@ def heads(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save_random_head(heads / "gguf-head", vocab_size=len(TOKENS), hidden_size=64)
     for head in heads.iterdir():
         edit_json(head / "config.json", training={"target": NAME})
-    for module in (shipped_heads, resolution):
+    for module in (named_checkpoints, resolution):
         monkeypatch.setattr(module, "HEADS", heads)
     return heads
 
