@@ -171,17 +171,6 @@ def _soak() -> str:
     return sourced("soak", ["", "count"], rows)
 
 
-def _draft_window() -> str:
-    """Return tau at long contexts, with and without a window of the head."""
-    made: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
-    for row in read("draft_window")["rows"]:
-        made.setdefault((row["head"], str(row["window"] or "none")), {})[row["context"]] = row
-    first = next(iter(made.values()))
-    header = ["head", "`--draft-window-size`", *(f"prompts of {one['prompt_tokens']} tokens" for one in first.values())]
-    rows = [[*names, *(f"{one['tau']:.2f}" for one in own.values())] for names, own in made.items()]
-    return sourced("draft_window", header, rows)
-
-
 def _draft_refresh() -> str:
     document = read("draft_refresh")
     columns = {
@@ -291,7 +280,6 @@ PARTS: dict[str, Callable[[], str]] = {
     ),
     "results-refresh": _draft_refresh,
     "results-soak": _soak,
-    "results-draft-window": _draft_window,
     "results-suffix": _suffix,
     "results-draft-store": partial(
         row_table,
