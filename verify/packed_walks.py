@@ -9,8 +9,7 @@ from torch import Tensor
 from specdec.kernels.reference.gumbel_argmax import gumbel_argmax
 from specdec.kernels.types.tree import DraftTree
 from specdec.kernels.types.types import Acceptance, DraftProbs, NoiseColumns, NoiseKey, PackedTrees, Walk
-from specdec.verify.coupled import follow
-from specdec.verify.host_walks import walk_rows
+from specdec.verify.host_walks import follow, walk_rows
 from specdec.verify.rejection import walk_rejection
 
 

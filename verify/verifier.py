@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.reference.noise import GumbelNoise
+from specdec.kernels.reference.sampling import HostSampling
 from specdec.kernels.types.draft_trees import DraftTrees, PreparedWalk, WalkOutcome
 from specdec.kernels.types.registry import Registry
 from specdec.kernels.types.types import NoiseKey, NoiseRows
@@ -29,7 +30,7 @@ class CoupledVerifier:
 
     def __init__(self, kernels: KernelSet) -> None:
         self.kernels = kernels
-        self.walk = kernels.walks.coupled or host_coupled_walk(_noise_of(kernels))
+        self.walk = kernels.walks.coupled or host_coupled_walk(HostSampling(_noise_of(kernels)).gumbel_argmax)
 
     def prepare(self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet) -> PreparedWalk:
         """Return what returns the outcome of each row, of logits and once the packet is sent.

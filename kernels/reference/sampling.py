@@ -17,7 +17,7 @@ class HostSampling:
         self.noise = noise
 
     def gumbel_argmax(self, scores: Tensor, noise: NoiseRows) -> Tensor:
-        """Return the argmax of each row plus its noise; see `coupled_walk`."""
+        """Return the argmax of each row plus its noise; see `host_coupled_walk`."""
         for row, key in enumerate(noise.keys):
             if key is not None:
                 scores[row] += self.noise.at(key, scores.shape[1], Stream.TARGET, 0)

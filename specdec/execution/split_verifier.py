@@ -2,20 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.reference.noise import GumbelNoise
-from specdec.kernels.types.draft_trees import DraftTrees, PreparedWalk, Walks, at_once
+from specdec.kernels.types.draft_trees import DraftTrees, PreparedWalk, Walks
 from specdec.kernels.types.types import NO_TOKEN, NoiseRows, Stream
 from specdec.kernels.types.upload import Packet
 from specdec.models.sharded_llama import ShardedLlama
 from specdec.models.tp_plan import Span
 from specdec.parallel.rank_group import RankGroup
-from specdec.verify.host_walks import coupled_walk
+from specdec.verify.host_walks import host_coupled_walk
 from specdec.verify.sampling import Context
 from specdec.verify.transforms import forbid_outside
 from specdec.verify.verifier import CoupledVerifier, Verifier, node_rows
@@ -35,7 +34,7 @@ class SplitVerifier:
         self._split: CoupledVerifier | None = None
         if isinstance(inner, CoupledVerifier) and kernels.noise is not None and model.shard.plan.vocabulary:
             argmax = SplitArgmax(model.group, model.shard.vocab, kernels.noise)
-            walks = Walks(coupled=at_once(partial(coupled_walk, argmax)))
+            walks = Walks(coupled=host_coupled_walk(argmax))
             self._split = CoupledVerifier(replace(kernels, walks=walks))
 
     def prepare(self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet) -> PreparedWalk:
@@ -67,7 +66,7 @@ def _without_grammar(context: Context) -> Context:
 
 
 class SplitArgmax:
-    """The argmax of `coupled_walk` over a vocabulary that is split over ranks.
+    """The argmax of `host_coupled_walk` over a vocabulary that is split over ranks.
 
     Args:
         span: this rank's part of the vocabulary.

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from specdec.kernels.native.library import Library
 from specdec.kernels.native.walks import NativeWalks
 from specdec.kernels.reference.noise import GumbelNoise
+from specdec.kernels.reference.sampling import HostSampling
 from specdec.kernels.types.draft_trees import HostTrees
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.types import Acceptance, NoiseKey, NoiseRows
@@ -101,7 +102,9 @@ def test_a_chain_is_accepted_whole_when_q_is_p(seed: int) -> None:
 
 def composed(scores: torch.Tensor, trees: HostTrees, noise: NoiseRows) -> list[Acceptance]:
     """The coupled walk of plain torch."""
-    return host_coupled_walk(NOISE)(trees, noise, Packet(scores.device))(scores.clone()).read()
+    return host_coupled_walk(HostSampling(NOISE).gumbel_argmax)(trees, noise, Packet(scores.device))(
+        scores.clone()
+    ).read()
 
 
 @given(libraries, st.integers(1, 70), st.integers(1, 5), st.data())

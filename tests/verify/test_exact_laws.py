@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.kernels.types.tree import ROOT, DraftTree
-from specdec.verify.coupled import follow
+from specdec.verify.host_walks import follow
 from specdec.verify.rejection import walk_rejection
 from tests.profiles import num_cases
 from tests.strategies import seeds

@@ -11,7 +11,7 @@ from specdec.kernels.reference.noise import gumbel
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.types import Acceptance, NoiseKey
 from specdec.verify.chance import PhiloxChance
-from specdec.verify.coupled import follow
+from specdec.verify.host_walks import follow
 from specdec.verify.rejection import walk_rejection
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits

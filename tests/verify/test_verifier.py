@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from specdec.kernels.reference.noise import gumbel
 from specdec.kernels.types.tree import ROOT, DraftTree
 from specdec.kernels.types.types import NO_TOKEN, Acceptance
-from specdec.verify.coupled import follow
+from specdec.verify.host_walks import follow
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.verifier import CoupledVerifier
