@@ -22,7 +22,7 @@ from specdec.train_eagle.data.provenance import WEIGHTS, file_digest, target_nam
 from specdec.train_eagle.data.stage_settings import ExportSettings
 from specdec.train_eagle.evaluation.evaluation import Evaluation
 from specdec.train_eagle.training.model_card import model_card
-from specdec.train_eagle.training.train_config import FREE
+from specdec.train_eagle.training.train_config import UNTOLD
 from specdec.train_eagle.training.train_plan import source_names
 from specdec.train_eagle.training.training_kind import TrainingKind
 from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
@@ -79,7 +79,7 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
         head.load_state_dict(tensors, assign=True)
     except (RuntimeError, IndexError):
         raise ValueError(f"{folder}: not of a head for {target}; give the run's own target by --model") from None
-    left_out = ("data", "start", "processes", "target", "contents", *FREE)
+    left_out = ("processes", "target", "contents", *UNTOLD)
     recipe = {name: value for name, value in settings.items() if name not in left_out}
     name = target_name(target)
     told: dict[str, Any] = {"target": name}

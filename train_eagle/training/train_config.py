@@ -24,6 +24,8 @@ FREE = (
     "threads",
     "tracker",
 )
+# Settings that a head's recipe does not name.
+UNTOLD = ("model", "data", "start", *FREE)
 # Hidden size of the targets that the published learning rates are for; narrower ones take more.
 PUBLISHED_SIZE = 4096
 MOST_LR = 2e-3

@@ -29,7 +29,7 @@ from specdec.train_eagle.passes.features import FeatureStore, OnlineFeatures
 from specdec.train_eagle.training.optimizers import optimizers_of, schedules_of
 from specdec.train_eagle.training.start_head import check_start, new_head
 from specdec.train_eagle.training.stop_signals import StopSignals
-from specdec.train_eagle.training.train_config import FREE, TrainConfig
+from specdec.train_eagle.training.train_config import FREE, UNTOLD, TrainConfig
 from specdec.train_eagle.training.train_log import TrainLog
 from specdec.train_eagle.training.train_plan import TrainPlan, read_samples, source_names
 from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
@@ -37,8 +37,6 @@ from specdec.train_eagle.training.training_state import TrainingState, saved_run
 from specdec.train_eagle.training.unrolled_loss import UnrolledLoss
 
 SETTINGS = "settings.yaml"
-# Settings that a head's recipe does not name.
-UNTOLD = ("model", "data", "out", "features", "start", "threads", "tracker")
 
 
 class TrainingRun:
