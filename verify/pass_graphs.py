@@ -191,7 +191,7 @@ class _PassGraph:
     """A captured pass over the first tokens of its owner's inputs."""
 
     def __init__(self, owner: PassGraphs, key: PassKey) -> None:
-        self.owner, self.key = owner, key
+        self.owner = owner
         layout = owner.layout(key.tokens)
         self.batch = captured_batch(layout, owner.inputs[: layout.size], owner.tables.memory, owner.block_size)
         rows = self.batch.rows
@@ -226,7 +226,6 @@ class _PassGraph:
 
         def fill() -> None:
             copy_parts([rows, plans], self._inputs)
-            if self.adapted is not None and adapted is not None:
-                fill_adapted(self.adapted, adapted)
+            fill_adapted(self.adapted, adapted)
 
         return fill

@@ -255,9 +255,8 @@ class _DraftGraph(Generic[Grown]):
 
         def fill() -> None:
             copy_parts(images, self._numbers)
-            for own, given in ((self._read, adapted), (self._drafted, levels.adapted)):
-                if own is not None and given is not None:
-                    fill_adapted(own, given)
+            fill_adapted(self._read, adapted)
+            fill_adapted(self._drafted, levels.adapted)
 
         return fill
 

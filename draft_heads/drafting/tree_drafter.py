@@ -204,7 +204,7 @@ class TreeDrafter(LevelLoops[State]):
         if loop.drawn:
             draw: TreeDraw = loop.grown
             return draw.device_trees(budgets, depths)
-        bounds = TreeBounds.of(budgets, depths, self.shape.depth, self.branching, packet, self.shape.nodes)
+        bounds = self._bounds(budgets, depths, self.shape.depth, packet)
         searched: Searched = loop.grown
         return searched.trees(bounds, self.kernels.search, packet)
 
@@ -285,7 +285,7 @@ class TreeDrafter(LevelLoops[State]):
         if not self.kernels.on_device or ends_early:
             given = depths if ends_early else None
             return lambda roots: self._searched(self.search(levels, _known(roots), rows, given), rows, depths)
-        bounds = self._bounds(rows, depths, levels.depth, packet)
+        bounds = self._bounds([row.num_nodes for row in rows], depths, levels.depth, packet)
 
         def draft(roots: Tensor | None) -> DraftTrees:
             found = self.search(levels, _known(roots), rows).candidates() if run is None else run()
@@ -293,17 +293,17 @@ class TreeDrafter(LevelLoops[State]):
 
         return draft
 
-    def _bounds(self, rows: Sequence[DraftRow], depths: Sequence[int], depth: int, packet: Packet) -> TreeBounds:
-        """Return the bounds of rows' trees by a search of `depth` levels."""
-        budgets = [row.num_nodes for row in rows]
+    def _bounds(self, budgets: Sequence[int], depths: Sequence[int], depth: int, packet: Packet) -> TreeBounds:
+        """Return the bounds of trees by a search of `depth` levels."""
         return TreeBounds.of(budgets, depths, depth, self.branching, packet, self.shape.nodes)
 
     def _searched(self, search: TreeSearch, rows: Sequence[DraftRow], depths: Sequence[int]) -> DraftTrees:
         """Return the trees of a search on the host, or of one whose levels the host did not know beforehand."""
+        budgets = [row.num_nodes for row in rows]
         if not self.kernels.on_device:
-            return search.host_trees([row.num_nodes for row in rows], depths)
+            return search.host_trees(budgets, depths)
         packet = Packet(self.kv.device)
-        bounds = self._bounds(rows, depths, search.num_levels, packet)
+        bounds = self._bounds(budgets, depths, search.num_levels, packet)
         return search.candidates().trees(bounds, self.kernels.search, packet)
 
     def _draw(
@@ -316,18 +316,15 @@ class TreeDrafter(LevelLoops[State]):
         Args:
             graphs: see `_search`.
         """
-        depths = [min(self.shape.depth, row.max_depth) for row in rows]
+        budgets, depths = [row.num_nodes for row in rows], [min(self.shape.depth, row.max_depth) for row in rows]
         levels, run = self._prepared(rows, depths, graphs, packet, drawn=True)
 
         def draft(roots: Tensor | None) -> DraftTrees:
-            return self._drawn(self.draw(levels, _known(roots), rows) if run is None else run(), rows, depths)
+            found = self.draw(levels, _known(roots), rows) if run is None else run()
+            # On the device where the host need not know them yet.
+            return found.device_trees(budgets, depths) if self.kernels.on_device else found.host_trees(budgets, depths)
 
         return draft
-
-    def _drawn(self, draw: TreeDraw, rows: Sequence[DraftRow], depths: Sequence[int]) -> DraftTrees:
-        """Return the trees of the rows, on the device where the host need not know them yet."""
-        budgets = [row.num_nodes for row in rows]
-        return draw.device_trees(budgets, depths) if self.kernels.on_device else draw.host_trees(budgets, depths)
 
 
 def _chosen(trees: DeviceTrees) -> DeviceTrees:

@@ -154,8 +154,10 @@ class AdapterBuffer:
         return AdapterRows(self._order[:tokens], self._tiles[: self._num_tiles(tokens)])
 
 
-def fill_adapted(own: AdapterRows, given: AdapterRows) -> None:
-    """Copy another step's rows into captured ones; unused tiles do nothing."""
+def fill_adapted(own: AdapterRows | None, given: AdapterRows | None) -> None:
+    """Copy another step's rows into captured ones, where there are both; unused tiles do nothing."""
+    if own is None or given is None:
+        return
     own.order[: len(given.order)].copy_(given.order)
     own.tiles[: len(given.tiles)].copy_(given.tiles)
     own.tiles[len(given.tiles) :].zero_()
