@@ -21,7 +21,6 @@ from docs.generator import (
     plots,
     products,
     results,
-    smollm2,
 )
 from docs.generator.regions import fill, names
 
@@ -32,7 +31,7 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 IMAGES = ROOT / "docs" / "images"
-MODULES = (options, code_map, results, peers, heads, fewer_bits, products, gpu, smollm2)
+MODULES = (options, code_map, results, peers, heads, fewer_bits, products, gpu)
 PARTS = {name: part for module in MODULES for name, part in module.PARTS.items()}
 
 
