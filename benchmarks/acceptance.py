@@ -27,10 +27,8 @@ def measure(llm: LLM, name: str, temperature: float, max_tokens: int, count: int
     """Return tau and acceptance over the first `count` prompts of a kind of text; None for all."""
     prompts = [llm.chat_prompt(messages) for messages in read_prompts(name)[:count]]
     params = [SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens) for seed in range(len(prompts))]
-    total = SpeculationStats()
     outputs = llm.generate(prompts, params)
-    for output in outputs:
-        total.add(output.stats)
+    total = SpeculationStats.total(output.stats for output in outputs)
     return {
         "prompts": name,
         "temperature": temperature,
