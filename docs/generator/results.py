@@ -171,19 +171,6 @@ def _soak() -> str:
     return sourced("soak", ["", "count"], rows)
 
 
-def _draft_refresh() -> str:
-    document = read("draft_refresh")
-    columns = {
-        "text": "{text}",
-        "temperature": "{temperature:g}",
-        "tau, head of the start": "{tau_before:.2f}",
-        "tau, new head": "{tau_after:.2f}",
-    }
-    times = f"{document['train_seconds']:.0f} s of training, {document['update_seconds']:.2f} s for `update_draft`"
-    kept = f"{document['served']} requests kept, {document['tokens']:,} tokens trained on; {times}."
-    return f"{row_table('draft_refresh', columns)} {kept}"
-
-
 def _suffix() -> str:
     rows = [
         [
@@ -278,7 +265,6 @@ PARTS: dict[str, Callable[[], str]] = {
             "peak resident MiB": "{peak_mib:,.0f}",
         },
     ),
-    "results-refresh": _draft_refresh,
     "results-soak": _soak,
     "results-suffix": _suffix,
     "results-draft-store": partial(
