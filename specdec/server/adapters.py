@@ -74,7 +74,8 @@ class ServedAdapters:
             in_place: whether it may replace one of the same name.
 
         Raises:
-            ApiError: the server does not allow it; the name is taken; no adapter that fits; no place; a dead engine.
+            ApiError: the server does not allow it; the name is taken; no adapter that fits.
+            QueueFullError, EngineDeadError: no place; a dead engine.
         """
         self._check_allowed()
         async with self._lock:
@@ -90,16 +91,13 @@ class ServedAdapters:
             except ValueError as error:
                 field = "lora_name" if name in self._names or not name else "lora_path"
                 raise ApiError(400, str(error), param=field) from None
-            except QueueFullError as error:
-                raise ApiError(503, str(error), code="queue_full") from None
-            except EngineDeadError as error:
-                raise ApiError(503, str(error), code="engine_dead") from None
 
     async def unload(self, name: str) -> None:
         """Serve an adapter no longer. Requests that have it run to their end.
 
         Raises:
-            ApiError: the server does not allow it; there is no such adapter; a dead engine.
+            ApiError: the server does not allow it; there is no such adapter.
+            QueueFullError, EngineDeadError: a replica that does not answer; a dead engine.
         """
         self._check_allowed()
         async with self._lock:
@@ -108,10 +106,10 @@ class ServedAdapters:
                 raise ApiError(404, f"no adapter {name!r} is loaded", param="lora_name", code="model_not_found")
             try:
                 await self._llm.remove_lora(adapter.lora_int_id)
-            except EngineDeadError as error:
+            except (EngineDeadError, QueueFullError):
                 # The client may try again.
                 self._served[name] = adapter
-                raise ApiError(503, str(error), code="engine_dead") from None
+                raise
 
     def _check_allowed(self) -> None:
         if not self._settings.allow_runtime_lora_updating:

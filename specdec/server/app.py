@@ -11,6 +11,8 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 
 from specdec import __version__
+from specdec.async_engine.errors import EngineDeadError
+from specdec.core.errors import QueueFullError
 from specdec.openai.errors import CLIENT_GONE, ApiError, ClientGoneError, error_response, note_outcome, path_of
 from specdec.server import chat, completions, operations, scoring
 from specdec.server.gate import Gate
@@ -33,6 +35,8 @@ def build_app(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid_request)
     app.add_exception_handler(ClientGoneError, on_client_gone)
+    for refusal in (QueueFullError, EngineDeadError):
+        app.add_exception_handler(refusal, on_refusal)
     describe(app, has_keys=bool(service.settings.api_key))
     app.add_middleware(Gate, service=service)
     if origins := service.settings.allowed_origins:
@@ -66,6 +70,12 @@ async def on_invalid_request(request: Request, error: Exception) -> Response:
     """Answer a body that is not what the route takes."""
     assert isinstance(error, RequestValidationError)
     return await on_http_error(request, _described(error.errors()))
+
+
+async def on_refusal(request: Request, error: Exception) -> Response:
+    """Answer what an engine does not do now, and may do later."""
+    code = "queue_full" if isinstance(error, QueueFullError) else "engine_dead"
+    return await on_http_error(request, ApiError(503, str(error), code=code))
 
 
 async def on_client_gone(request: Request, error: Exception) -> Response:

@@ -328,7 +328,8 @@ class Service:
         """Replace the draft head; return its path.
 
         Raises:
-            ApiError: the server's settings do not allow it; a head that does not fit; a dead engine.
+            ApiError: the server's settings do not allow it; a head that does not fit.
+            QueueFullError, EngineDeadError: a replica that does not answer; a dead engine.
         """
         if not self.settings.allow_draft_updates:
             raise ApiError(403, "the draft head is not replaced here; start the server with --allow-draft-updates")
@@ -336,8 +337,6 @@ class Service:
             await self.llm.update_draft(draft)
         except (ValueError, OSError) as error:
             raise ApiError(400, str(error), param="draft") from None
-        except EngineDeadError as error:
-            raise ApiError(503, str(error), code="engine_dead") from None
         return str(self.llm.config.draft)
 
     async def metrics_page(self) -> bytes:

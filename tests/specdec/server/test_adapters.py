@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM
 from specdec import LoRARequest, SamplingParams
 from specdec.async_engine.errors import EngineDeadError
 from specdec.cli.app import main
+from specdec.core.errors import QueueFullError
 from specdec.server.lora_modules import read_lora_modules
 from specdec.server.server_settings import ServerSettings
 from tests.lora_adapters import save_adapter, save_draft_adapter
@@ -132,17 +133,22 @@ def test_adapters_are_loaded_and_unloaded_while_requests_run(served: Served, ada
     served.wait_until_idle()
 
 
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(EngineDeadError("it starts again"), "engine_dead"), (QueueFullError("a replica did not answer"), "queue_full")],
+)
 def test_an_adapter_that_could_not_be_unloaded_is_still_served(
-    served: Served, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
+    served: Served, adapters: list[Path], monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
 ) -> None:
     """So that a client that tries again, as it is told to, finds it."""
 
-    async def dead(_: int) -> None:
-        raise EngineDeadError("it starts again")
+    async def fails(_: int) -> None:
+        raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(served.llm, "remove_lora", dead)
-        assert change(served, "unload", lora_name="taxis")[0] == 503
+        patch.setattr(served.llm, "remove_lora", fails)
+        status, reply = change(served, "unload", lora_name="taxis")
+    assert (status, reply["error"]["code"], reply["error"]["message"]) == (503, code, str(error))
     assert change(served, "unload", lora_name="taxis")[0] == 200
     assert change(served, "load", lora_name="taxis", lora_path=str(adapters[0]))[0] == 200
 
