@@ -7,7 +7,7 @@ from pydantic import AfterValidator
 from specdec.core.chat_content import part_texts
 from specdec.openai.errors import ApiError
 from specdec.openai.request_model import Objects, RequestModel
-from specdec.openai.sampling_fields import Int, check_logprobs, check_trace
+from specdec.openai.sampling_fields import Int, check_logprobs
 from specdec.openai.tool_fields import ToolFields
 
 _NO_TEMPLATE_ARGUMENTS = (
@@ -195,16 +195,10 @@ class ChatRequest(TemplateFields, ToolFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def check_supported(self, most_logprobs: int) -> None:
-        """Refuse what is not supported.
-
-        Raises:
-            ApiError: names the field.
-        """
-        self.check()
+        """See `SamplingFields.check_supported`."""
+        super().check_supported(most_logprobs)
         if self.echo:
             raise self.refuse("echo", "use /v1/completions")
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs true", param="top_logprobs")
         check_logprobs(self.top_logprobs, most_logprobs, "top_logprobs")
-        check_logprobs(self.prompt_logprobs, most_logprobs, "prompt_logprobs")
-        check_trace(self.trace, most_logprobs)

@@ -4,7 +4,7 @@ from typing import Any
 
 from specdec.openai.errors import ApiError
 from specdec.openai.request_model import ListOf
-from specdec.openai.sampling_fields import Int, SamplingFields, check_logprobs, check_trace
+from specdec.openai.sampling_fields import Int, SamplingFields, check_logprobs
 
 # OpenAI's limit of prompts.
 MOST_CHOICES = 2048
@@ -42,18 +42,12 @@ class CompletionRequest(SamplingFields):
             raise ApiError(400, message, param="prompt")
         return list(given)
 
-    def check_completion(self, most_logprobs: int) -> None:
-        """Refuse what is not supported.
-
-        Raises:
-            ApiError: names the field.
-        """
-        self.check()
+    def check_supported(self, most_logprobs: int) -> None:
+        """See `SamplingFields.check_supported`."""
+        super().check_supported(most_logprobs)
         if self.suffix:
             raise self.refuse("suffix", "models of this engine continue a prompt; put all text before the gap into it")
         if self.best_of is not None and self.best_of > (self.n or 1):
             message = f"best_of is {self.best_of}, more than n, {self.n or 1}; ask for n and choose among the answers"
             raise ApiError(400, message, param="best_of")
         check_logprobs(self.logprobs, most_logprobs, "logprobs")
-        check_logprobs(self.prompt_logprobs, most_logprobs, "prompt_logprobs")
-        check_trace(self.trace, most_logprobs)

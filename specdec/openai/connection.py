@@ -9,7 +9,7 @@ import msgspec
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from specdec.openai.errors import ApiError, ClientGoneError, note_outcome
+from specdec.openai.errors import ApiError, ClientGoneError, error_reply, note_outcome
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
@@ -57,7 +57,7 @@ def event(body: object, name: str | None = None) -> bytes:
 
 def error_event(error: ApiError) -> bytes:
     """Return the events that end a stream of completions after an error."""
-    return event(error.reply()) + DONE
+    return event(error_reply(error)) + DONE
 
 
 class EventStream(Response):
@@ -77,11 +77,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self,
-        events: AsyncGenerator[bytes],
-        limit: float,
-        interval: float,
-        error_event: Callable[[ApiError], bytes] = error_event,
+        self, events: AsyncGenerator[bytes], limit: float, interval: float, error_event: Callable[[ApiError], bytes]
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]

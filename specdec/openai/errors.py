@@ -65,9 +65,6 @@ class ApiError(HTTPException):
         super().__init__(status, message, headers)
         self.param, self.code = param, code
 
-    def reply(self) -> ErrorReply:
-        return error_reply(self)
-
 
 def error_reply(error: HTTPException) -> ErrorReply:
     """Return the body that reports an error."""

@@ -11,7 +11,7 @@ from specdec.core.outputs import RequestOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.openai.chat_request import ChatRequest
 from specdec.openai.connection import event
-from specdec.openai.errors import ApiError
+from specdec.openai.errors import ApiError, error_reply
 from specdec.openai.served_model import ServedModel
 from specdec.tool_calls.tagged_calls import Item, Thought
 from specdec.tool_calls.tool_call_reader import CallArguments, CallStart, json_value
@@ -101,7 +101,7 @@ class MessagesAnswer:
 
     def error_event(self, error: ApiError) -> bytes:
         """Return the event that ends a stream after an error."""
-        return event({"type": "error", "error": error.reply().error}, "error")
+        return event({"type": "error", "error": error_reply(error).error}, "error")
 
     def _events(self, state: RequestOutput, text: str) -> Iterator[Event]:
         """Add new text to the answer; yield its events."""

@@ -14,9 +14,9 @@ from specdec.openai.speculation_replies import SglExt, SpecTokensDetails, Specul
 JSON = "application/json"
 
 
-def json_response(body: object, status: int = 200) -> Response:
+def json_response(body: object) -> Response:
     """Return an answer with a JSON body."""
-    return Response(msgspec.json.encode(body), status, media_type=JSON)
+    return Response(msgspec.json.encode(body), media_type=JSON)
 
 
 def now() -> int:

@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 from specdec.core.outputs import CompletionOutput, RequestOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.openai.connection import event
-from specdec.openai.errors import ApiError
+from specdec.openai.errors import ApiError, error_reply
 from specdec.openai.logprob_replies import chat_logprobs
 from specdec.openai.replies import TokenLogprob, now
 from specdec.openai.responses_request import ResponsesRequest
@@ -175,7 +175,7 @@ class ResponsesAnswer:
 
     def error_event(self, error: ApiError) -> bytes:
         """Return the event that ends a stream after an error."""
-        body = error.reply().error
+        body = error_reply(error).error
         return self._encoded({"type": "error", "code": body.code, "message": body.message, "param": body.param})
 
     def _encoded(self, body: Event) -> bytes:

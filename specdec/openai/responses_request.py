@@ -205,12 +205,7 @@ class ResponsesRequest(TemplateArguments, ToolFields):
         return super().structure() if own is None else own
 
     def check_supported(self, most_logprobs: int) -> None:
-        """Refuse what is not supported.
-
-        Raises:
-            ApiError: names the field.
-        """
-        self.check()
+        """See `SamplingFields.check_supported`."""
         for name in ("previous_response_id", "conversation", "prompt", "background"):
             if getattr(self, name):
                 raise self.refuse(name, "answers are not stored; send the whole conversation as input")
@@ -223,6 +218,7 @@ class ResponsesRequest(TemplateArguments, ToolFields):
             raise self.refuse("stream_options", "the usage comes with the last event; leave out continuous_usage_stats")
         if self.n not in (None, 1):
             raise self.refuse("n", "a response is one answer")
+        super().check_supported(most_logprobs)
         check_logprobs(self.top_logprobs, most_logprobs, "top_logprobs")
 
 

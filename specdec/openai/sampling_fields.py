@@ -101,8 +101,11 @@ class SamplingFields(RequestModel):
     def continuous_usage(self) -> bool:
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
-    def check(self) -> None:
+    def check_supported(self, most_logprobs: int) -> None:
         """Refuse fields that would change the output and are not supported.
+
+        Args:
+            most_logprobs: log-probabilities per token that the server gives.
 
         Raises:
             ApiError: names the field.
@@ -115,6 +118,10 @@ class SamplingFields(RequestModel):
             raise ApiError(400, "stream_options is only allowed with stream true", param="stream_options")
         if self.n is not None and self.n > MOST_SAMPLES:
             raise ApiError(400, f"n is {self.n}; it must be at most {MOST_SAMPLES}", param="n")
+        check_logprobs(self.prompt_logprobs, most_logprobs, "prompt_logprobs")
+        if self.trace and most_logprobs == 0:
+            message = "trace is not supported; it shows probabilities, and this server gives none (--max-logprobs 0)"
+            raise ApiError(400, message, param="trace")
 
     @property
     def sent_names(self) -> dict[str, str]:
@@ -171,17 +178,6 @@ class SamplingFields(RequestModel):
 
 # Log-probabilities and the limit of tokens are spelled differently by each kind of request.
 SAMPLING_NAMES = tuple(name for name in SamplingFields.model_fields if hasattr(SamplingParams, name))
-
-
-def check_trace(asked: bool | None, most_logprobs: int) -> None:
-    """Refuse a trace where the server gives no probabilities.
-
-    Raises:
-        ApiError: names the field.
-    """
-    if asked and most_logprobs == 0:
-        message = "trace is not supported; it shows probabilities, and this server gives none (--max-logprobs 0)"
-        raise ApiError(400, message, param="trace")
 
 
 def check_logprobs(count: int | None, most: int, name: str) -> None:

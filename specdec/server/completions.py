@@ -18,9 +18,8 @@ DEFAULT_MAX_TOKENS = 16
 @router.post("/v1/completions", responses=answers(Completion, may_stream=True))
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue prompts."""
-    service = service_of(request)
-    service.accept(body, body.model)
-    body.check_completion(service.settings.max_logprobs)
+    service = service_of(request).accept(body, body.model)
+    body.check_supported(service.settings.max_logprobs)
     given, params = body.prompts(), _params(body, service)
     special = body.add_special_tokens is not False
     prompts = await service.tokens(request, given, special, may_be_longer=params.truncate_prompt_tokens is not None)

@@ -62,8 +62,7 @@ def _card(service: Service, name: str) -> ModelCard:
 @router.post("/tokenize", responses=answers(Tokenized))
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """Return the tokens of a prompt or of a conversation."""
-    service = service_of(request)
-    service.accept(body, body.model)
+    service = service_of(request).accept(body, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages", param="prompt")
     if body.messages is not None:
@@ -84,8 +83,7 @@ def _names(service: Service, tokens: Sequence[int]) -> list[str]:
 @router.post("/detokenize", responses=answers(Detokenized))
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """Return the text of tokens, special ones included."""
-    service = service_of(request)
-    service.accept(body, body.model)
+    service = service_of(request).accept(body, body.model)
     tokenizer, given = service.served.needed_tokenizer.backend, body.tokens
     most = max(service.llm.max_model_len, MOST_TOKENS)
     if len(given) > most:
@@ -101,24 +99,21 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
 @router.post("/abort", responses=answers(Aborted))
 async def abort(body: AbortRequest, request: Request) -> Response:
     """Abort a running request by the id of its answer, or by its X-Request-Id."""
-    service = service_of(request)
-    service.accept(body, None)
+    service = service_of(request).accept(body, None)
     return json_response(Aborted(await service.abort(body.request_id)))
 
 
 @router.post("/update_draft", responses=answers(DraftUpdate))
 async def update_draft(body: UpdateDraftRequest, request: Request) -> Response:
     """Replace the draft head between two steps. No output changes."""
-    service = service_of(request)
-    service.accept(body, None)
+    service = service_of(request).accept(body, None)
     return json_response(DraftUpdate(await service.update_draft(body.draft)))
 
 
 @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse, responses=ERRORS)
 async def load_lora_adapter(body: LoadAdapterRequest, request: Request) -> Response:
     """Serve an adapter, which requests name as their model."""
-    service = service_of(request)
-    service.accept(body, None)
+    service = service_of(request).accept(body, None)
     await service.adapters.load(body.lora_name, body.lora_path, body.draft_lora_path, bool(body.load_inplace))
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
@@ -126,8 +121,7 @@ async def load_lora_adapter(body: LoadAdapterRequest, request: Request) -> Respo
 @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse, responses=ERRORS)
 async def unload_lora_adapter(body: UnloadAdapterRequest, request: Request) -> Response:
     """Serve an adapter no longer. Requests that have it run to their end."""
-    service = service_of(request)
-    service.accept(body, None)
+    service = service_of(request).accept(body, None)
     await service.adapters.unload(body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 

@@ -20,8 +20,7 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/v1/score_choices", responses=answers(ChoiceScores))
 async def score_choices(body: ScoringRequest, request: Request) -> Response:
     """Return the log-probabilities of given continuations of a prompt, scored in one pass."""
-    service = service_of(request)
-    service.accept(body, body.model)
+    service = service_of(request).accept(body, body.model)
     tokens, params = await _tokens(service, body, request)
     answer_id = f"score-{request.state.request_id}"
     states = service.run(answer_id, [tokens], params, request, body)

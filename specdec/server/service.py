@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
 from fastapi import Request, Response
 
@@ -134,8 +134,8 @@ class Service:
             longest = self.llm.max_model_len
             params.truncate_prompt_tokens = max(1, longest - min(params.max_tokens or longest, longest // 4))
 
-    def accept(self, body: RequestModel, model: str | None) -> None:
-        """Check lengths of lists and the name of the model or adapter, and log ignored fields once.
+    def accept(self, body: RequestModel, model: str | None) -> Self:
+        """Check lengths of lists and the name of the model or adapter, log ignored fields once, and return itself.
 
         Raises:
             ApiError: 404, another model; 400, a list that is too long.
@@ -152,6 +152,7 @@ class Service:
             if what not in self._reported and len(self._reported) < _MOST_REPORTS:
                 self._reported.add(what)
                 logger.warning("requests have %s: ignored (shown once)", what)
+        return self
 
     async def tokens(
         self,

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 import pytest
 from starlette.types import Message
 
-from specdec.openai.connection import DONE, EventStream
+from specdec.openai.connection import DONE, EventStream, error_event
 from specdec.openai.errors import ApiError
 
 COMMENT = b": keep-alive\n\n"
@@ -43,7 +43,7 @@ class Connection:
 
     async def run(self, events: AsyncGenerator[bytes], interval: float) -> None:
         scope = {"type": "http", "state": {}}
-        await EventStream(events, 0, interval)(scope, self.receive, self.send)
+        await EventStream(events, 0, interval, error_event)(scope, self.receive, self.send)
 
 
 @pytest.mark.parametrize("fails", [False, True])
