@@ -1,8 +1,8 @@
 """Prometheus metrics: vLLM's names and labels, and `specdec:` for what vLLM has no name for."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -58,6 +58,7 @@ _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 # Clients may invent methods, and each would be a series of its own.
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _LABELS = ("model_name", "engine")
+_Family = CounterMetricFamily | GaugeMetricFamily
 
 
 class ServerMetrics:
@@ -239,37 +240,33 @@ class _EngineCollector(Collector):
         self.restarts = 0
 
     def collect(self) -> Iterator[Metric]:
-        restarts = CounterMetricFamily("specdec:engine_restarts", "Starts after a failure.", labels=_LABELS)
-        restarts.add_metric(self._labels, self.restarts)
-        yield restarts
-        stats = self.stats
+        restarts, stats = [(self.restarts,)], self.stats
+        yield self._family(CounterMetricFamily, "specdec:engine_restarts", "Starts after a failure.", restarts)
         if stats is None:
             return
         yield self._cache_config(stats.num_blocks)
         yield self._step_tokens(stats.steps_by_tokens)
-        for name, (attribute, help) in GAUGES.items():
-            gauge = GaugeMetricFamily(name, help, labels=_LABELS)
-            gauge.add_metric(self._labels, getattr(stats, attribute))
-            yield gauge
-        for name, (attribute, help) in COUNTERS.items():
-            counter = CounterMetricFamily(name, help, labels=_LABELS)
-            counter.add_metric(self._labels, getattr(stats, attribute))
-            yield counter
+        for kind, figures in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
+            for name, (attribute, help) in figures.items():
+                yield self._family(kind, name, help, [(getattr(stats, attribute),)])
         for name, (attribute, help) in ADAPTER_COUNTERS.items():
-            counter = CounterMetricFamily(name, help, labels=(*_LABELS, *ADAPTER_LABELS))
-            for *own, trees in adapter_counts(stats):
-                counter.add_metric((*self._labels, *own), getattr(trees, attribute))
-            yield counter
+            rows = [(*own, getattr(trees, attribute)) for *own, trees in adapter_counts(stats)]
+            yield self._family(CounterMetricFamily, name, help, rows, ADAPTER_LABELS)
         for name, (attribute, help) in SOURCE_COUNTERS.items():
-            counter = CounterMetricFamily(name, help, labels=(*_LABELS, *SOURCE_LABELS))
-            for source, known in stats.sources.items():
-                counter.add_metric((*self._labels, source), getattr(known, attribute))
-            yield counter
+            rows = [(source, getattr(known, attribute)) for source, known in stats.sources.items()]
+            yield self._family(CounterMetricFamily, name, help, rows, SOURCE_LABELS)
         accepted = "Draft tokens that became output, by depth in the tree; position 0 is depth 1."
-        depths = CounterMetricFamily(PER_DEPTH, accepted, labels=(*_LABELS, "position"))
-        for depth, count in enumerate(stats.accepted_per_depth):
-            depths.add_metric((*self._labels, str(depth)), count)
-        yield depths
+        rows = [(str(depth), count) for depth, count in enumerate(stats.accepted_per_depth)]
+        yield self._family(CounterMetricFamily, PER_DEPTH, accepted, rows, ["position"])
+
+    def _family(
+        self, kind: type[_Family], name: str, help: str, rows: Iterable[Sequence[Any]], labels: Iterable[str] = ()
+    ) -> Metric:
+        """Return a metric with a value for each row, which has the values of further labels before it."""
+        family = kind(name, help, labels=(*_LABELS, *labels))
+        for *own, value in rows:
+            family.add_metric((*self._labels, *own), value)
+        return family
 
     def _cache_config(self, num_blocks: int) -> Metric:
         labels = {"engine": self._labels[1], "num_gpu_blocks": str(num_blocks), **self._cache}
