@@ -41,18 +41,12 @@ class Schema:
         Args:
             place: that of the reference.
         """
-        pointer, found = unquote(reference[1:]), self.root
-        for part in pointer.split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, Mapping) and key in found:
-                found = found[key]
-            elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-                found = found[int(key)]
-            else:
-                raise SchemaError(place, f"$ref is {reference!r:.50}, which is not there; correct it")
+        found = referred_part(self.root, reference)
+        if found is None:
+            raise SchemaError(place, f"$ref is {reference!r:.50}, which is not there; correct it")
         if reference not in self._checked:
             self._checked.add(reference)
-            self._check(pointer, found)
+            self._check(unquote(reference[1:]), found)
         return found
 
     def _check(self, place: str, schema: Any) -> None:
@@ -60,6 +54,18 @@ class Schema:
             problem = _invalid(part) or _problem(part, is_root=part is self.root)
             if problem:
                 raise SchemaError(where, problem)
+
+
+def referred_part(root: Any, reference: str) -> Any:
+    """Return the part of a schema that a reference, `#` and a JSON pointer, names; None if it is not there."""
+    found = root
+    for part in unquote(reference).removeprefix("#").split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            found = found[int(key)] if key.isdecimal() and int(key) < len(found) else None
+        else:
+            found = found.get(key) if isinstance(found, Mapping) else None
+    return found
 
 
 def is_number(value: Any) -> bool:

@@ -3,10 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
-from urllib.parse import unquote
 
 from specdec.core.call_forms import HERMES
 from specdec.json_schema.keywords import CONSTRAINTS, INFERRED, TYPES
+from specdec.json_schema.schema import referred_part
 from specdec.json_schema.values import is_type
 from specdec.tool_calls.tagged_calls import SteppedParser, begun_tag
 from specdec.tool_calls.tool_call_reader import CallArguments, CallStart
@@ -154,7 +154,7 @@ def _types(schema: Any, root: Any, known: dict[str, set[str] | None] | None = No
     if isinstance(reference, str):
         if reference not in known:
             known[reference] = None
-            known[reference] = _types(_referred(reference, root), root, known)
+            known[reference] = _types(referred_part(root, reference), root, known)
         found |= known[reference] or set()
     for key in ("allOf", "anyOf", "oneOf"):
         parts = schema.get(key)
@@ -164,15 +164,3 @@ def _types(schema: Any, root: Any, known: dict[str, set[str] | None] | None = No
             leads_back = isinstance(part, Mapping) and known.get(str(part.get("$ref")), own) is None
             found |= own or (set() if key == "allOf" or leads_back else {"string"})
     return found or {CONSTRAINTS[keyword] for keyword in schema if keyword in CONSTRAINTS} & set(INFERRED)
-
-
-def _referred(reference: str, root: Any) -> Any:
-    """Return the schema that a reference names, None if it is not there."""
-    found = root
-    for part in unquote(reference).removeprefix("#").split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list):
-            found = found[int(key)] if key.isdecimal() and int(key) < len(found) else None
-        else:
-            found = found.get(key) if isinstance(found, Mapping) else None
-    return found
