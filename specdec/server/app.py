@@ -14,7 +14,7 @@ from specdec import __version__
 from specdec.async_engine.errors import EngineDeadError
 from specdec.core.errors import QueueFullError
 from specdec.openai.errors import CLIENT_GONE, ApiError, ClientGoneError, error_response, note_outcome, path_of
-from specdec.server import chat, completions, operations, scoring
+from specdec.server import operations, prompts
 from specdec.server.gate import Gate
 from specdec.server.openapi import describe
 from specdec.server.service import Service
@@ -29,7 +29,7 @@ def build_app(service: Service) -> FastAPI:
     # The pages that FastAPI offers for its schema load code from other hosts.
     app = FastAPI(title="specdec", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
-    for routes in (completions, chat, scoring, operations):
+    for routes in (prompts, operations):
         app.include_router(routes.router)
     app.add_api_route("/", show_page, include_in_schema=False)
     app.add_exception_handler(HTTPException, on_http_error)
