@@ -1,6 +1,7 @@
 """`specdec generate`."""
 
 import secrets
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,6 +79,7 @@ def generate(
 
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
     from specdec.cli.render import JsonView, TextView
+    from specdec.cli.trace_file import TraceFile
 
     llm = model_options.sharing_a_gpu(1, 1 + compare).load()
     # A head may name its target.
@@ -85,11 +87,7 @@ def generate(
     params = model_options.params(llm)
     view = JsonView(given, compare) if as_json else TextView(given, drafting=draft != "none")
     inputs = [one.for_engine(llm, chat, params) for one in given]
-    if trace is None:
-        raise typer.Exit(_run(llm, plain_llm, inputs, params, view))
-    from specdec.cli.trace_file import TraceFile
-
-    with TraceFile(trace, llm, params) as lines:
+    with nullcontext() if trace is None else TraceFile(trace, llm, params) as lines:
         code = _run(llm, plain_llm, inputs, params, view, lines)
     raise typer.Exit(code)
 
@@ -100,12 +98,12 @@ def _run(
     inputs: list[Any],
     params: SamplingParams,
     view: "JsonView | TextView",
-    trace: "TraceFile | None" = None,
+    trace: "TraceFile | None",
 ) -> int:
     """Run all prompts, and again without drafts if there is a plain engine; return the exit code.
 
     Args:
-        trace: gets the steps of the first run.
+        trace: gets the steps of the first run; None if they are not wanted.
     """
     from specdec.cli.timed_batch import measure_in_turns, run_batch
 
