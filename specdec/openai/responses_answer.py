@@ -66,6 +66,9 @@ class OutputCall(Struct, tag="function_call", tag_field="type"):
     status: str = "in_progress"
 
 
+OutputItem = OutputMessage | OutputReasoning | OutputCall
+
+
 class InputDetails(Struct):
     """Parts of the prompt: tokens found in the prefix cache. What is written to it is not counted per request."""
 
@@ -101,7 +104,7 @@ class ResponseReply(Struct, kw_only=True):
     created_at: int
     status: str = "in_progress"
     model: str
-    output: list[OutputMessage | OutputReasoning | OutputCall] = field(default_factory=list)
+    output: list[OutputItem] = field(default_factory=list)
     error: dict[str, str] | None = None
     incomplete_details: dict[str, str] | None = None
     instructions: str | None
@@ -145,7 +148,7 @@ class ResponsesAnswer:
             truncation=body.truncation or "disabled",
             tools=[{"strict": False, "parameters": {}, **function} for function in body.functions],
         )
-        self._open: OutputMessage | OutputReasoning | OutputCall | None = None
+        self._open: OutputItem | None = None
         self._num_tokens = self._sequence = 0
 
     def whole(self, states: Sequence[RequestOutput]) -> ResponseReply:
@@ -193,9 +196,12 @@ class ResponsesAnswer:
             items += self._parser.finish()
         for item in items:
             if isinstance(item, CallStart):
-                yield from self._begin_call(item.name)
+                call_id = f"call_{secrets.token_hex(12)}"
+                yield from self._begin(OutputCall(f"fc_{secrets.token_hex(12)}", call_id, item.name))
             elif isinstance(item, CallArguments):
-                yield from self._add_arguments(item.text)
+                assert isinstance(self._open, OutputCall)
+                self._open.arguments += item.text
+                yield {"type": "response.function_call_arguments.delta", **self._place, "delta": item.text}
             elif isinstance(item, Thought):
                 yield from self._think(item.text)
             else:
@@ -217,18 +223,27 @@ class ResponsesAnswer:
         place: Event = {"item_id": self._open.id, "output_index": len(self._reply.output) - 1}
         return place if isinstance(self._open, OutputCall) else place | {"content_index": 0}
 
-    def _added(self, item: OutputMessage | OutputReasoning | OutputCall, kind: str) -> Event:
+    def _added(self, item: OutputItem, kind: str) -> Event:
         return {"type": f"response.output_item.{kind}", "output_index": len(self._reply.output) - 1, "item": item}
+
+    def _begin(self, item: OutputItem) -> Iterator[Event]:
+        """End the open item, and open another; a message and thinking have one part of content."""
+        yield from self._close("completed")
+        self._open = item
+        self._reply.output.append(item)
+        yield self._added(item, "added")
+        if isinstance(item, OutputMessage):
+            item.content.append(OutputText())
+        elif isinstance(item, OutputReasoning):
+            item.content.append(ReasoningText())
+        if not isinstance(item, OutputCall):
+            yield {"type": "response.content_part.added", **self._place, "part": item.content[0]}
 
     def _delta(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[Event]:
         message = self._open
         if not isinstance(message, OutputMessage):
-            yield from self._close("completed")
-            message = self._open = OutputMessage(f"msg_{secrets.token_hex(12)}")
-            self._reply.output.append(message)
-            yield self._added(message, "added")
-            message.content.append(OutputText())
-            yield {"type": "response.content_part.added", **self._place, "part": message.content[0]}
+            message = OutputMessage(f"msg_{secrets.token_hex(12)}")
+            yield from self._begin(message)
         part = message.content[0]
         part.text += text
         part.logprobs += logprobs
@@ -237,11 +252,8 @@ class ResponsesAnswer:
     def _think(self, text: str) -> Iterator[Event]:
         item = self._open
         if not isinstance(item, OutputReasoning):
-            item = self._open = OutputReasoning(f"rs_{secrets.token_hex(12)}")
-            self._reply.output.append(item)
-            yield self._added(item, "added")
-            item.content.append(ReasoningText())
-            yield {"type": "response.content_part.added", **self._place, "part": item.content[0]}
+            item = OutputReasoning(f"rs_{secrets.token_hex(12)}")
+            yield from self._begin(item)
         item.content[0].text += text
         yield {"type": "response.reasoning_text.delta", **self._place, "delta": text}
 
@@ -251,30 +263,16 @@ class ResponsesAnswer:
         if item is None:
             return
         item.status = status
-        if isinstance(item, OutputMessage):
-            part = item.content[0]
-            done = {"text": part.text, "logprobs": part.logprobs}
-            yield {"type": "response.output_text.done", **self._place, **done}
-            yield {"type": "response.content_part.done", **self._place, "part": part}
-        elif isinstance(item, OutputReasoning):
-            yield {"type": "response.reasoning_text.done", **self._place, "text": item.content[0].text}
-            yield {"type": "response.content_part.done", **self._place, "part": item.content[0]}
-        else:
-            done = {"arguments": item.arguments, "name": item.name}
+        if isinstance(item, OutputCall):
+            done: Event = {"arguments": item.arguments, "name": item.name}
             yield {"type": "response.function_call_arguments.done", **self._place, **done}
+        else:
+            part = item.content[0]
+            done = {"text": part.text, **({"logprobs": part.logprobs} if isinstance(part, OutputText) else {})}
+            yield {"type": f"response.{part.type}.done", **self._place, **done}
+            yield {"type": "response.content_part.done", **self._place, "part": part}
         yield self._added(item, "done")
         self._open = None
-
-    def _begin_call(self, name: str) -> Iterator[Event]:
-        yield from self._close("completed")
-        self._open = OutputCall(f"fc_{secrets.token_hex(12)}", f"call_{secrets.token_hex(12)}", name)
-        self._reply.output.append(self._open)
-        yield self._added(self._open, "added")
-
-    def _add_arguments(self, text: str) -> Iterator[Event]:
-        assert isinstance(self._open, OutputCall)
-        self._open.arguments += text
-        yield {"type": "response.function_call_arguments.delta", **self._place, "delta": text}
 
     def _end(self, state: RequestOutput) -> Iterator[Event]:
         """End the answer."""
