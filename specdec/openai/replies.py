@@ -133,12 +133,9 @@ class TopLogprob(Struct):
     bytes: list[int]
 
 
-class TokenLogprob(Struct):
+class TokenLogprob(TopLogprob):
     """A generated token's text, bytes and log-probability, and those of its most probable alternatives."""
 
-    token: str
-    logprob: float
-    bytes: list[int]
     top_logprobs: list[TopLogprob]
 
 

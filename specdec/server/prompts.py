@@ -15,10 +15,10 @@ from specdec.openai.completion_request import CompletionRequest
 from specdec.openai.errors import ApiError, code_of
 from specdec.openai.messages_answer import InputTokens, MessageReply, MessagesAnswer
 from specdec.openai.messages_request import MessagesRequest
+from specdec.openai.operation_requests import ScoringRequest
 from specdec.openai.replies import ChatCompletion, ChoiceScores, Completion, ScoredChoice, Usage, json_response, now
 from specdec.openai.responses_answer import ResponseReply, ResponsesAnswer
 from specdec.openai.responses_request import ResponsesRequest
-from specdec.openai.scoring_request import ScoringRequest
 from specdec.openai.served_model import ServedModel
 from specdec.server.json_route import JsonRoute
 from specdec.server.openapi import answers

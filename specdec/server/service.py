@@ -23,11 +23,11 @@ from specdec.core.sampling_params import SamplingParams
 from specdec.openai.completion_request import Prompt
 from specdec.openai.connection import EventStream, while_connected
 from specdec.openai.errors import ApiError, bad_request, code_of
+from specdec.openai.operation_requests import ScoringRequest
 from specdec.openai.reasoning_text import ServedReasoning
 from specdec.openai.replies import json_response, now
 from specdec.openai.request_model import RequestModel
 from specdec.openai.sampling_fields import SamplingFields
-from specdec.openai.scoring_request import ScoringRequest
 from specdec.openai.served_model import ServedModel
 from specdec.server.adapters import ServedAdapters
 from specdec.server.chat_templates import read_chat_template

@@ -9,10 +9,9 @@ from specdec import SamplingParams
 from specdec.kernels.types.settings import settings_of
 from specdec.openai.chat_request import ChatRequest
 from specdec.openai.completion_request import CompletionRequest
-from specdec.openai.operation_requests import DetokenizeRequest
+from specdec.openai.operation_requests import DetokenizeRequest, ScoringRequest
 from specdec.openai.responses_request import ResponsesRequest
 from specdec.openai.sampling_fields import SamplingFields
-from specdec.openai.scoring_request import ScoringRequest
 
 TALK = [{"role": "user", "content": "a"}]
 WRONG: list[tuple[type[BaseModel], dict[str, Any]]] = [
