@@ -59,7 +59,7 @@ def chat(tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 
     The output lacks prompts and what is typed.
     """
-    monkeypatch.setattr("specdec.cli.message_input.create_output", lambda **_: DummyOutput())
+    monkeypatch.setattr("specdec.cli.chat_loop.create_output", lambda **_: DummyOutput())
     unset_variables(monkeypatch)
 
     def call(*lines: str, options: tuple[object, ...] = (), typed: bool = False) -> Result:

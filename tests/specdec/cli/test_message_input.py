@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.cli.message_input import MORE, PROMPT, read_message
+from specdec.cli.chat_loop import MORE, PROMPT, read_message
 from tests.specdec.tiny_checkpoints import Tiny
 
 pytestmark = pytest.mark.slow
