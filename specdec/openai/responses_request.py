@@ -10,8 +10,7 @@ from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.openai.chat_request import Content, ReasoningEffort, TemplateArguments, content_parts, content_text
 from specdec.openai.errors import ApiError
 from specdec.openai.request_model import ListOf, Objects, RequestModel, Texts
-from specdec.openai.sampling_fields import Int, check_logprobs
-from specdec.openai.structured_fields import TextFormat
+from specdec.openai.sampling_fields import Int, TextFormat, check_logprobs
 from specdec.openai.tool_fields import ToolFields
 
 LOGPROBS = "message.output_text.logprobs"
