@@ -15,7 +15,7 @@ _TEXT_KEYS = {
     "thinking": "thinking",
 }
 # Templates read one of these names.
-_REASONING = ("reasoning_content", "reasoning")
+REASONING = ("reasoning_content", "reasoning")
 
 
 class ContentFormat(Enum):
@@ -106,8 +106,8 @@ def _message(message: Any, format_of: Callable[[str], ContentFormat], knows_deve
         plain["tool_calls"] = [_call(call) for call in _listed(calls)]
     else:
         plain.pop("tool_calls", None)
-    if reasoning := next((given[key] for key in _REASONING if given.get(key)), None):
-        plain |= dict.fromkeys(_REASONING, reasoning)
+    if reasoning := next((given[key] for key in REASONING if given.get(key)), None):
+        plain |= dict.fromkeys(REASONING, reasoning)
     for key, value in plain.items():
         if isinstance(value, str):
             check_text(f"the message's {key}", value)

@@ -63,6 +63,17 @@ def test_keys_that_a_row_of_a_data_set_lacks_are_none() -> None:
     assert parse({"messages": None, "conversations": turns}) == CHAT
 
 
+def test_thinking_is_kept_by_the_names_that_templates_read() -> None:
+    """And what a data set has in a row without thinking or tools is none."""
+    for name in ("reasoning_content", "reasoning"):
+        thinking = [CHAT[0], {**CHAT[1], name: "who"}]
+        assert parse({"messages": thinking})[1] == {**CHAT[1], "reasoning_content": "who", "reasoning": "who"}
+    for nothing in (None, "", "\n"):
+        assert parse({"messages": [CHAT[0], {**CHAT[1], "reasoning_content": nothing, "tool_calls": None}]}) == CHAT
+    for nothing in (None, [], "[]"):
+        assert parse({**GOOD, "tools": nothing}) == CHAT
+
+
 def talk(*contents: Any, role: Any = "assistant") -> dict[str, Any]:
     return {"messages": [{"role": role, "content": content} for content in contents]}
 
@@ -82,6 +93,11 @@ def talk(*contents: Any, role: Any = "assistant") -> dict[str, Any]:
         (talk("x", role="user"), "no assistant turn: "),
         (talk("x", None), "content is no string: None of the assistant; "),
         (talk("x", [{"type": "text", "text": "x"}]), "content is no string: [{"),
+        ({"messages": [{**CHAT[1], "reasoning_content": ["x"]}]}, "reasoning_content is no string: ['x'] of the a"),
+        ({"messages": [{**CHAT[1], "reasoning": "\ud800"}]}, "reasoning_content is no UTF-8 text: surrogates not"),
+        ({"messages": [{**CHAT[1], "tool_calls": [{"id": "1"}]}]}, "tool calls: "),
+        ({**GOOD, "tools": [{"type": "function"}]}, "tools: "),
+        ({**GOOD, "tools": '[{"name": "f"}]'}, "tools: "),
         (talk("x", ""), "empty content: the assistant says nothing"),
         (talk("x", " \n"), "empty content: "),
         (talk("x", "a\udcff"), "content is no UTF-8 text: surrogates not allowed at character 2"),

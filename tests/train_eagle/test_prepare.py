@@ -230,6 +230,32 @@ def test_strict_does_not_go_on_over_bad_data(model: Path, data: Path, tmp_path: 
         stages.prepare(model, [data], tmp_path / "out", strict=True)
 
 
+def test_thinking_beside_the_answer_is_rendered_or_counted(model: Path, tmp_path: Path) -> None:
+    """A template that reads it, and one that does not; rows with tools are counted by both."""
+    thinking = chat("a", "b")
+    thinking[1]["reasoning_content"] = "c d"
+    data = tmp_path / "data.jsonl"
+    tools = {"messages": chat("a", "b"), "tools": [{"type": "function"}]}
+    data.write_text("\n".join([line("a", "b"), json.dumps({"messages": thinking}), json.dumps(tools)]))
+    tokenizer = load_pretrained(model)
+    reads = "{% if m.reasoning_content is defined %}{{ m.reasoning_content + ' <unk> ' }}{% endif %}"
+    found = []
+    for name, template in (
+        ("deaf", TEMPLATE),
+        ("reads", TEMPLATE.replace("m['content']", f"'' }}}}{reads}{{{{ m['content']")),
+    ):
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(tmp_path / name)
+        prepared = stages.prepare(tmp_path / name, [data], tmp_path / f"{name} data")
+        texts = [tokenizer.decode(sample.token_ids) for sample in prepared.load()]
+        found.append((texts, dict(prepared.bad.counts)))
+    plain = "<user> a <end> <assistant> b <end>"
+    assert found == [
+        ([plain], {"thinking left out by the chat template": 1, "tools": 1}),
+        ([plain, plain.replace("b", "c d <unk> b")], {"tools": 1}),
+    ]
+
+
 # <user> a a a a <end> <assistant> …: the seventh token is the first of the answer.
 LONG = [line("a a a a", "b c d"), line("a", "b"), line("a a a a a a a", "b")]
 

@@ -88,9 +88,13 @@ class ChatMask:
         """Return tokens and mask of a conversation of at least one message.
 
         Raises:
-            BadConversation: the template refuses it, or writes earlier turns differently once others follow.
+            BadConversation: the template refuses it, writes earlier turns differently once others follow, or leaves
+                out thinking.
         """
         text, spans = self._render(messages, track=True) if self._marked else self._added_spans(messages)
+        if any(message.get("reasoning_content", "").strip() not in text for message in messages):
+            remedy = "put it into content, in the form in which the model writes it"
+            raise BadConversation("thinking left out by the chat template", f"it reads no reasoning_content; {remedy}")
         encoded = self._backend.encode(text, add_special_tokens=False)
         said = bytearray(len(text))
         for start, end in spans:

@@ -59,7 +59,7 @@ def _messages(entry: Entry) -> list[Message]:
     if not isinstance(turns, list):
         raise BadConversation("no question", "give messages, conversations, turns or a prompt")
     # `parse` insists on an answer, as training does.
-    return parse({"messages": [*turns, ANSWER]})[:-1]
+    return parse({**value, "messages": [*turns, ANSWER]})[:-1]
 
 
 def read_prompts(

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specdec.core.chat_content import REASONING
 from specdec.train_eagle.data.chat_mask import BadConversation, Message
 
 # Also ShareGPT's names.
@@ -196,6 +197,9 @@ def parse(value: object) -> list[Message]:
     """
     if not isinstance(value, dict):
         raise BadConversation("not a JSON object", f'{_shown(value)}; write it as {{"messages": [...]}}')
+    # Data sets may have tools as JSON.
+    if value.get("tools") not in (None, [], {}, "", "[]", "{}", "null"):
+        raise BadConversation("tools", "prompts and answers with tools are not supported; leave out the conversation")
     turns = _first_of(value, "messages", "conversations")
     if not isinstance(turns, list):
         raise BadConversation("no conversation", "give the turns as a list, in messages or conversations")
@@ -213,15 +217,22 @@ def _message(turn: object) -> Message:
     role, content = _first_of(turn, "role", "from"), _first_of(turn, "content", "value")
     if not isinstance(role, str) or role not in ROLES:
         raise BadConversation("unknown role", f"{_shown(role)}; use {', '.join(ROLES)}")
-    if not isinstance(content, str):
-        raise BadConversation("content is no string", f"{_shown(content)} of the {role}; give its text")
+    thinking = next((turn[key] for key in REASONING if turn.get(key)), "")
+    for name, text in (("content", content), ("reasoning_content", thinking)):
+        if not isinstance(text, str):
+            raise BadConversation(f"{name} is no string", f"{_shown(text)} of the {role}; give its text")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise BadConversation(
+                f"{name} is no UTF-8 text", f"{error.reason} at character {error.start + 1}"
+            ) from None
+    if turn.get("tool_calls"):
+        raise BadConversation("tool calls", "calls of tools are not supported; leave out the conversation")
     if not content.strip():
         raise BadConversation("empty content", f"the {role} says nothing; leave out the turn or the conversation")
-    try:
-        content.encode()
-    except UnicodeEncodeError as error:
-        raise BadConversation("content is no UTF-8 text", f"{error.reason} at character {error.start + 1}") from None
-    return {"role": ROLES[role], "content": content}
+    message = {"role": ROLES[role], "content": content}
+    return message | dict.fromkeys(REASONING, thinking) if thinking.strip() else message
 
 
 def _first_of(value: dict[str, Any], *keys: str) -> Any:

@@ -95,7 +95,8 @@ def _encode_all(
 
     def encode(messages: list[Message]) -> dict[str, Any]:
         try:
-            sample = chat.encode(messages)
+            # `datasets` gives each message all keys of any.
+            sample = chat.encode([{key: text for key, text in each.items() if text is not None} for each in messages])
         except BadConversation as error:
             return {"token_ids": [], "mask": [], "reason": error.reason, "detail": error.detail}
         return {**sample._asdict(), "reason": None, "detail": None}
