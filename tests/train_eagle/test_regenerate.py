@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from specdec.core.request import Request
 from specdec.engine.engine import LLMEngine
 from specdec.engine.request_maker import RequestMaker
 from specdec.train_eagle.data import regeneration
+from specdec.train_eagle.data.answer_journal import AnswerJournal, AnswerRow
 from specdec.train_eagle.program import main
 from tests.command_line import Result, Run, run_command
 from tests.word_llama import WORDS, save_word_llama
@@ -216,6 +218,28 @@ def test_a_run_goes_on_behind_any_byte_of_its_journal(run: Run, tmp_path: Path) 
         left = (tmp_path / "answers.jsonl.journal").read_bytes()
         assert left.startswith(whole[: whole[:end].rfind(b"\n") + 1])
         assert sorted(left.splitlines()) == sorted(whole.splitlines())
+
+
+def test_a_full_disk_leaves_whole_rows(tmp_path: Path) -> None:
+    """It takes a part of a row without an error; the next row followed on the same line, which no run could read."""
+    rows = [AnswerRow(conversation=i, turn=0, text="x" * 50) for i in range(3)]
+    written = AnswerJournal(tmp_path / "journal", {"seed": 0})
+    written.add(rows[0])
+    before = (tmp_path / "journal").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for room in (40, 0):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + room, limits[1]))
+        try:
+            with pytest.raises(OSError, match=r"journal: cannot be written: .*; make room, and the same command goes"):
+                written.add(rows[1])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert (tmp_path / "journal").read_bytes() == before
+    written.add(rows[2])
+    written.close()
+    again = AnswerJournal(tmp_path / "journal", {"seed": 0})
+    assert again.rows == written.rows == [rows[0], rows[2]]
+    again.close()
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 """Answers of a run on disk, each written as it ends, with the settings that they were made with."""
 
+import errno
 import fcntl
 import json
 import os
@@ -33,7 +34,8 @@ class AnswerJournal:
     """A file of JSON lines: the settings, then one row per answer.
 
     A row is one write and carries its own number, so that a killed process leaves whole rows, perhaps with a part of
-    one behind them, which is cut off. Only one process at a time can have the journal open.
+    one behind them, which is cut off; so is what a full disk took of a row. Only one process at a time can have the
+    journal open.
 
     Attributes:
         rows: the rows so far, in the order in which they were written.
@@ -63,17 +65,34 @@ class AnswerJournal:
         except (ValueError, LookupError, TypeError, ValidationError):
             raise ValueError(f"{file}: not the journal of a run; remove it, or give another --out") from None
         if kept is None:
-            self._lines.write(json.dumps({"settings": dict(settings)}).encode() + b"\n")
+            self._write(json.dumps({"settings": dict(settings)}))
         else:
             compare_settings(self.file, kept, json.loads(json.dumps(dict(settings))))
 
     def add(self, row: AnswerRow) -> None:
-        """Write a row."""
-        self._lines.write(row.model_dump_json(exclude_none=True).encode() + b"\n")
+        """Write a row.
+
+        Raises:
+            OSError: it cannot be written, for example because the disk is full; the rows so far are left.
+        """
+        self._write(row.model_dump_json(exclude_none=True))
         self.rows.append(row)
 
     def close(self) -> None:
         self._lines.close()
+
+    def _write(self, line: str) -> None:
+        row = line.encode() + b"\n"
+        end = self._lines.seek(0, os.SEEK_END)
+        try:
+            # A disk that gets full takes a part of a row without an error.
+            if self._lines.write(row) == len(row):
+                return
+            self._lines.truncate(end)
+            reason = os.strerror(errno.ENOSPC)
+        except OSError as error:
+            reason = str(error.strerror)
+        raise OSError(f"{self.file}: cannot be written: {reason}; make room, and the same command goes on")
 
 
 def compare_settings(journal: Path, kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
