@@ -8,6 +8,7 @@ import typer
 
 from specdec.cli.model_options import SHAPE_DEFAULTS, Model, check_engine
 from specdec.cli.options import Verbose, options_for, with_options
+from specdec.cli.output_files import check_folder
 from specdec.config import DEMO, default_shape
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.train_eagle.data.stage_settings import EvaluateSettings
@@ -48,6 +49,7 @@ def evaluate(
     given_shape = options_for(DraftShape, options)
     check_engine(given_shape, {})
     domains = named_sources(given.data)
+    check_folder(given.out, "--out")
     need_extra("evaluate")
     let_threads_sleep()
 
@@ -64,7 +66,6 @@ def evaluate(
     shape = replace(default_shape(resolve_device("auto").type), **given_shape) if given_shape else None
     target = checkpoint_path(model or DEMO / "target")
     evaluation = measure(target, head_path(draft), domains, given, bad, shape)
-    evaluation.save(given.out)
     console = Console()
     if not console.is_terminal:
         console.width = WIDTH
@@ -74,6 +75,11 @@ def evaluate(
         typer.echo(f"speed: tokens per second of single requests over plain decoding; {evaluation.machine}")
     if bad.counts:
         typer.echo(bad.table())
+    # After the figures, which took long.
+    try:
+        evaluation.save(given.out)
+    except OSError as error:
+        raise ValueError(f"--out {given.out}: cannot be written: {error.strerror}") from None
 
 
 def named_sources(words: Sequence[str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from specdec.cli.options import Verbose, options_for, with_options
+from specdec.cli.output_files import check_folder
 from specdec.train_eagle.data.stage_settings import ExportSettings
 from specdec.train_eagle.stage_command import need_extra, run_stage
 
@@ -26,6 +27,7 @@ def export(
       specdec export --draft dspark --out published --layout speculators
     """
     given = ExportSettings(**options_for(ExportSettings, options))
+    check_folder(given.out, "--out")
     need_extra("export")
 
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.

@@ -6,6 +6,7 @@ import typer
 
 from specdec.cli.model_options import Model
 from specdec.cli.options import Verbose, options_for, with_options
+from specdec.cli.output_files import check_folder
 from specdec.config import DEMO
 from specdec.train_eagle.data.stage_settings import PrepareSettings
 from specdec.train_eagle.stage_command import need_extra, run_stage
@@ -28,6 +29,7 @@ def prepare(
       specdec prepare --data a.jsonl HuggingFaceH4/ultrachat_200k:train_sft --out prepared
     """
     given = PrepareSettings(**options_for(PrepareSettings, options))
+    check_folder(given.out, "--out")
     need_extra("prepare")
 
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.

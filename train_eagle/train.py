@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from specdec.cli.options import Verbose, options_for, with_options
+from specdec.cli.output_files import check_folder
 from specdec.train_eagle.stage_command import let_threads_sleep, need_extra, run_stage
 from specdec.train_eagle.training.train_config import TrainConfig
 
@@ -43,7 +44,9 @@ def train(
     from specdec.train_eagle.training.train_run import TrainingRun
 
     with explained_shortage("lower batch_tokens, or take a smaller target or head"):
-        received = TrainingRun(read_config(given, config)).train()
+        settings = read_config(given, config)
+        check_folder(settings.out, "--out")
+        received = TrainingRun(settings).train()
     if received is not None:
         # As a shell tells of a program that a signal has ended.
         raise typer.Exit(128 + received)

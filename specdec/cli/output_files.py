@@ -1,5 +1,7 @@
-"""Check of a file that a command writes when its work is done."""
+"""Checks of a file or a folder that a command writes when its work is done."""
 
+import os
+import tempfile
 from pathlib import Path
 
 
@@ -22,3 +24,18 @@ def check_writable(file: Path, option: str) -> None:
             raise ValueError(f"{option} {file}: cannot be written: {error.strerror}; name another file") from None
     if is_new:
         file.unlink()
+
+
+def check_folder(folder: Path, option: str) -> None:
+    """Check that files can be written to a folder, or that it can be made, before the work begins.
+
+    Raises:
+        ValueError: there is a file of that name or of a parent's, or there is no permission.
+    """
+    parent = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    if not parent.is_dir():
+        raise ValueError(f"{option} {folder}: {parent} is no folder; name another folder")
+    try:
+        tempfile.TemporaryFile(dir=parent).close()
+    except OSError as error:
+        raise ValueError(f"{option} {folder}: cannot be written: {error.strerror}; name another folder") from None
