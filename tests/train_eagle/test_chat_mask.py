@@ -118,7 +118,7 @@ def said(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> list[str]:
 def test_masked_text_is_what_the_assistant_says(chat: list[Message]) -> None:
     """Its words and end token are, and otherwise only white space of the prompt in one token with its first word."""
     for tokenizer in BYTE_LEVEL.values():
-        sample = ChatMask(tokenizer).encode(chat)
+        (sample,) = ChatMask(tokenizer).encode(chat)
         found = [tokenizer.decode(run) for run in runs(sample)]
         for text, answer in zip(found, answers(chat), strict=True):
             assert text == answer + END or (answer[0].isspace() and text == "\n" + answer + END)
@@ -130,14 +130,14 @@ def test_prefix_difference_is_what_the_template_marks(chat: list[Message]) -> No
     encoded = BYTE_LEVEL[True, False].apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
     want = Sample(encoded["input_ids"], [bool(bit) for bit in encoded["assistant_masks"]])
     for tokenizer in BYTE_LEVEL.values():
-        assert ChatMask(tokenizer).encode(chat) == want
+        assert ChatMask(tokenizer).encode(chat) == [want]
 
 
 @given(chats(WORDS))
 def test_words_without_the_spaces_between_them(chat: list[Message]) -> None:
     """A tokenizer that drops white space."""
     for tokenizer in WORD_LEVEL.values():
-        sample = ChatMask(tokenizer).encode(chat)
+        (sample,) = ChatMask(tokenizer).encode(chat)
         assert sample.token_ids == tokenizer.apply_chat_template(chat)["input_ids"]
         assert said(tokenizer, sample) == [word for answer in answers(chat) for word in (*answer.split(), "<end>")]
 
@@ -146,7 +146,7 @@ def test_words_without_the_spaces_between_them(chat: list[Message]) -> None:
 def test_the_assistants_first_token_is_trained(marked: bool) -> None:
     """The row that predicts it is the last of the prompt. Tokens shifted against an unshifted mask would lose it."""
     tokenizer = WORD_LEVEL[marked]
-    sample = ChatMask(tokenizer).encode([turn("user", "a b"), turn("assistant", "c d")])
+    (sample,) = ChatMask(tokenizer).encode([turn("user", "a b"), turn("assistant", "c d")])
     words = tokenizer.convert_ids_to_tokens(sample.token_ids)
     assert words == ["<user>", "a", "b", "<end>", "<assistant>", "c", "d", "<end>"]
     trained = [word for word, m in zip(words[1:], sample.mask[1:], strict=True) if m]
@@ -165,7 +165,7 @@ def test_the_assistants_first_token_is_trained(marked: bool) -> None:
 )
 def test_white_space_behind_the_end_token_is_the_templates(template: str) -> None:
     tokenizer = byte_level(template)
-    sample = ChatMask(tokenizer).encode([turn("assistant", "the cat"), turn("user", "a"), turn("assistant", "too")])
+    (sample,) = ChatMask(tokenizer).encode([turn("assistant", "the cat"), turn("user", "a"), turn("assistant", "too")])
     assert [tokenizer.decode(run) for run in runs(sample)] == ["the cat" + END, "too" + END]
     assert "\n" in tokenizer.decode(sample.token_ids[-2:])
 
@@ -178,7 +178,7 @@ SIMPLE = (
 
 def test_a_token_that_straddles_into_the_answer_is_the_assistants() -> None:
     tokenizer = characters(SIMPLE, (":", "y"))
-    sample = ChatMask(tokenizer).encode([turn("user", "x"), turn("assistant", "yes")])
+    (sample,) = ChatMask(tokenizer).encode([turn("user", "x"), turn("assistant", "yes")])
     assert tokenizer.convert_ids_to_tokens(sample.token_ids) == ["u", ":", "x", "<e>", "a", ":y", "e", "s", "<e>"]
     assert said(tokenizer, sample) == [":y", "e", "s", "<e>"]
 
@@ -186,7 +186,7 @@ def test_a_token_that_straddles_into_the_answer_is_the_assistants() -> None:
 def test_a_token_that_runs_over_the_end_of_the_answer_is_the_assistants() -> None:
     template = "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{{ '!?' }}{% endfor %}"
     tokenizer = characters(template, ("s", "!"))
-    sample = ChatMask(tokenizer).encode([turn("assistant", "yes")])
+    (sample,) = ChatMask(tokenizer).encode([turn("assistant", "yes")])
     assert said(tokenizer, sample) == ["y", "e", "s!"]
 
 
@@ -194,19 +194,19 @@ def test_a_token_that_runs_over_the_end_of_the_answer_is_the_assistants() -> Non
 def test_a_space_of_the_prompt_is_not_the_assistants(trim_offsets: bool) -> None:
     """Trimmed, its offsets are empty and stand where the answer begins."""
     tokenizer = characters(SIMPLE.replace("':'", "': '").replace("'a:'", "'a: '"), trim_offsets=trim_offsets)
-    sample = ChatMask(tokenizer).encode([turn("user", "x"), turn("assistant", " y ")])
+    (sample,) = ChatMask(tokenizer).encode([turn("user", "x"), turn("assistant", " y ")])
     assert said(tokenizer, sample) == [" ", "y", " ", "<e>"]
 
 
 def test_a_turn_without_an_end_token_keeps_its_white_space() -> None:
     tokenizer = characters(SIMPLE.replace("eos_token", "'\\n'"))
-    sample = ChatMask(tokenizer).encode([turn("user", "x"), turn("assistant", "y"), turn("user", "z")])
+    (sample,) = ChatMask(tokenizer).encode([turn("user", "x"), turn("assistant", "y"), turn("user", "z")])
     assert said(tokenizer, sample) == ["y", "\n"]
 
 
 def test_every_byte_of_a_character_is_masked() -> None:
     tokenizer = characters(SIMPLE)
-    sample = ChatMask(tokenizer).encode([turn("user", "é"), turn("assistant", "你")])
+    (sample,) = ChatMask(tokenizer).encode([turn("user", "é"), turn("assistant", "你")])
     assert sum(sample.mask) == 3 + 1
 
 
@@ -235,7 +235,7 @@ ZEPHYR = (
 )
 def test_templates_in_the_manner_of_published_models(template: str, want: list[str]) -> None:
     tokenizer = characters(template)
-    sample = ChatMask(tokenizer).encode(
+    (sample,) = ChatMask(tokenizer).encode(
         [turn("user", "x"), turn("assistant", " yes"), turn("user", "x"), turn("assistant", "no\n")]
     )
     assert [tokenizer.decode(run) for run in runs(sample)] == want
@@ -252,12 +252,68 @@ def refused(template: str, chat: list[Message]) -> BadConversation:
     return caught.value
 
 
-def test_a_template_that_rewrites_old_turns_is_refused() -> None:
+def test_answers_that_the_template_rewrites_later_are_samples_of_their_own() -> None:
+    """Each behind what it follows when it is served."""
+    tokenizer = characters(FORGETFUL)
     chat = [turn("user", "x"), turn("assistant", "why|y")]
-    assert sum(ChatMask(characters(FORGETFUL)).encode(chat).mask) == len("why|y") + 1
-    error = refused(FORGETFUL, [*chat, turn("user", "z"), turn("assistant", "w")])
+    (single,) = ChatMask(tokenizer).encode(chat)
+    first, second = ChatMask(tokenizer).encode([*chat, turn("user", "z"), turn("assistant", "w")])
+    assert first == single
+    assert [tokenizer.decode(run) for run in runs(first)] == ["why|y<e>"]
+    assert tokenizer.decode(second.token_ids) == "u:x<e>a:y<e>u:z<e>a:w<e>"
+    assert [tokenizer.decode(run) for run in runs(second)] == ["w<e>"]
+
+
+# Qwen3 leaves out the thinking before the last question; DeepSeek-R1 all of it, and its prompt begins the thinking.
+SPLIT = "{% set parts = m['content'].split('</think>') %}"
+QWEN_3 = (
+    "{% for m in messages %}{{ m['role'][0] + ':' }}"
+    + SPLIT
+    + "{% set thinking = m['reasoning_content'] or parts[0].split('<think>\n')[-1] %}"
+    "{% if m['role'] == 'assistant' and loop.last %}{{ '<think>\n' + thinking.strip() + '\n</think>\n\n' }}{% endif %}"
+    "{{ parts[-1].strip() + eos_token + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'a:' }}{% endif %}"
+)
+DEEPSEEK_R1 = (
+    "{% for m in messages %}"
+    + SPLIT
+    + "{{ m['role'][0] + ':' + parts[-1] + (eos_token if m['role'] == 'assistant' else '') }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'a:<think>\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "prompts", "begun"),
+    [
+        (QWEN_3, ("u:x<e>\na:", "u:x<e>\na:y<e>\nu:z<e>\na:"), "<think>\n"),
+        (DEEPSEEK_R1, ("u:xa:<think>\n", "u:xa:{}y<e>u:za:<think>\n"), ""),
+    ],
+    ids=["Qwen3", "DeepSeek-R1"],
+)
+@pytest.mark.parametrize("form", ["whole", "behind its prompt", "reasoning_content"])
+def test_thinking_is_trained_as_the_model_writes_it(
+    template: str, prompts: tuple[str, str], begun: str, form: str
+) -> None:
+    def answer(thinking: str, text: str) -> Message:
+        if form == "reasoning_content":
+            return {**turn("assistant", text), form: thinking}
+        opening = "<think>\n" if form == "whole" else ""
+        return turn("assistant", f"{opening}{thinking}\n</think>\n\n{text}")
+
+    tokenizer = characters(template)
+    chat = [turn("user", "x"), answer("why", "y"), turn("user", "z"), answer("how", "w")]
+    found = [*ChatMask(tokenizer).encode(chat[:2]), *ChatMask(tokenizer).encode(chat)]
+    written = [f"{begun}{thinking}<e>" for thinking in ("why\n</think>\n\ny", "how\n</think>\n\nw")]
+    assert [[tokenizer.decode(run) for run in runs(sample)] for sample in found] == [[written[i]] for i in (0, 0, 1)]
+    # DeepSeek's template keeps the empty lines behind the thinking.
+    asked = [prompt.format("" if form == "reasoning_content" else "\n\n") for prompt in prompts]
+    texts = [tokenizer.decode(sample.token_ids).removesuffix("<e>\n").removesuffix("<e>") + "<e>" for sample in found]
+    assert texts == [asked[i] + written[i] for i in (0, 0, 1)]
+
+
+def test_an_answer_without_the_thinking_that_its_prompt_begins_is_refused() -> None:
+    error = refused(DEEPSEEK_R1, [turn("user", "x"), turn("assistant", "y")])
     assert error.reason == "turns rewritten by the chat template"
-    assert "message 2 changes once others follow" in str(error)
+    assert "message 2 does not follow its prompt; have the model answer by regenerate" in str(error)
 
 
 def test_a_template_whose_prompt_is_no_beginning_of_the_turn_is_refused() -> None:
@@ -298,7 +354,7 @@ def test_digest_tells_tokenizers_and_templates_apart() -> None:
 
 def test_preview_marks_what_is_trained() -> None:
     tokenizer = characters(SIMPLE)
-    sample = ChatMask(tokenizer).encode([turn("user", "x[b]"), turn("assistant", "y"), turn("user", "z")])
+    (sample,) = ChatMask(tokenizer).encode([turn("user", "x[b]"), turn("assistant", "y"), turn("user", "z")])
     plain, terminal = io.StringIO(), io.StringIO()
     preview(Console(file=plain), tokenizer, [sample])
     assert plain.getvalue() == "── 15 tokens, 13% trained ──\nu:x[b]<e>a:[[y<e>]]u:z<e>\n"

@@ -69,7 +69,7 @@ def test_samples_are_the_conversations_in_order(model: Path, data: Path, tmp_pat
     other.write_text(json.dumps([{"conversations": [{"from": "gpt", "value": "h"}]}]))
     prepared = stages.prepare(model, [data, other], tmp_path / "out", shard_size=3)
     chat = ChatMask(load_pretrained(model))
-    want = [chat.encode(messages) for messages in [*GOOD, [{"role": "assistant", "content": "h"}]]]
+    want = [sample for messages in [*GOOD, [{"role": "assistant", "content": "h"}]] for sample in chat.encode(messages)]
     assert [Sample(list(found.token_ids), list(found.mask)) for found in prepared.load()] == want
     assert [len(shard) for shard in PreparedData(tmp_path / "out")] == [3, 3, 3]
     assert prepared.conversations == 9
@@ -168,7 +168,7 @@ def test_a_run_goes_on_behind_its_last_full_shard(
     seen: list[list[Message]] = []
     real = ChatMask.encode
 
-    def watched(self: ChatMask, messages: list[Message]) -> Sample:
+    def watched(self: ChatMask, messages: list[Message]) -> list[Sample]:
         seen.append(messages)
         if len(seen) == 6:
             raise KeyboardInterrupt
@@ -256,6 +256,24 @@ def test_thinking_beside_the_answer_is_rendered_or_counted(model: Path, tmp_path
     ]
 
 
+def test_each_answer_may_be_a_sample(model: Path, tmp_path: Path) -> None:
+    """A shard has all samples of its last entry, so that a run goes on behind it; one that is too long is counted."""
+    tokenizer = load_pretrained(model)
+    tokenizer.chat_template = TEMPLATE.replace(
+        "m['content']", "('h' if m['role'] == 'assistant' and not loop.last else m['content'])"
+    )
+    tokenizer.save_pretrained(tmp_path / "model")
+    data = tmp_path / "data.jsonl"
+    data.write_text((json.dumps({"messages": chat("a", "b") + chat("a", "c")}) + "\n") * 2)
+    prepared = stages.prepare(tmp_path / "model", [data], tmp_path / "out", shard_size=1)
+    assert [[tokenizer.decode(sample.token_ids) for sample in shard] for shard in prepared] == [
+        ["<user> a <end> <assistant> b <end>", "<user> a <end> <assistant> h <end> <user> a <end> <assistant> c <end>"]
+    ] * 2
+    assert (prepared.read, prepared.conversations) == (2, 4)
+    short = stages.prepare(tmp_path / "model", [data], tmp_path / "short", max_length=6, long="skip")
+    assert (short.conversations, short.bad.counts) == (2, {"too long, left out": 2})
+
+
 # <user> a a a a <end> <assistant> …: the seventh token is the first of the answer.
 LONG = [line("a a a a", "b c d"), line("a", "b"), line("a a a a a a a", "b")]
 
@@ -312,7 +330,7 @@ ENTRIES = {
     "empty content": line("a", ""),
     "content is no UTF-8 text": line("a", "\ud800"),
     "refused by the chat template": line("a", "refuse me"),
-    "turns rewritten by the chat template": json.dumps({"messages": chat("a", "rewrite me") + chat("b", "c")}),
+    "turns rewritten by the chat template": line("rewrite me", "b"),
     "no token of the assistant": line("a", "say nothing"),
     "too long, no token of the assistant left": line("a " * 20, "b"),
     "too long, cut": line("a", "b " * 20),
@@ -320,8 +338,9 @@ ENTRIES = {
 FICKLE = (
     "{% for m in messages %}{% if m['content'] == 'refuse me' %}{{ raise_exception('I do') }}{% endif %}"
     "{{ '<' + m['role'] + '> ' }}{% if m['content'] != 'say nothing' %}"
-    "{{ ('a' if m['content'] == 'rewrite me' and not loop.last else m['content']) + ' <end> ' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<assistant> ' }}{% endif %}"
+    "{{ m['content'] + ' <end> ' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}"
+    "{{ '<user> ' if messages[-1]['content'] == 'rewrite me' else '<assistant> ' }}{% endif %}"
 )
 
 

@@ -14,16 +14,19 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from specdec.core.reasoning import ReasoningParser
 from specdec.text.text_stream import TextStream
 
 Message = dict[str, str]
 Span = tuple[int, int]
 
+# Stands for an answer in a rendering, to see what the template writes behind it; templates have no such character.
+_ANSWER = "\ue000"
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
 class Sample(NamedTuple):
-    """A tokenised conversation.
+    """A tokenised conversation, or its beginning up to an answer.
 
     Attributes:
         token_ids: the conversation through the chat template.
@@ -56,7 +59,10 @@ class ChatMask:
     token that ends a turn is left out: the template writes it, the model never does. A turn that ends without a
     special token keeps its white space, since the two cannot be told apart.
 
-    The text is tokenised once as a whole. A token is the assistant's if any of its characters is.
+    Some templates write a turn differently once others follow: those of thinking models leave out the thinking of
+    earlier turns. Then each answer is a sample of its own, behind the prompt that it has when it is served.
+
+    A text is tokenised once as a whole. A token is the assistant's if any of its characters is.
 
     Raises:
         ValueError: a tokenizer without a chat template, or one that cannot tell where in the text a token stands.
@@ -84,17 +90,20 @@ class ChatMask:
         """SHA-256 of tokenizer and chat template, in hex."""
         return hashlib.sha256((self._backend.to_str() + self._template).encode()).hexdigest()
 
-    def encode(self, messages: Sequence[Message]) -> Sample:
-        """Return tokens and mask of a conversation of at least one message.
+    def encode(self, messages: Sequence[Message]) -> list[Sample]:
+        """Return tokens and mask of a conversation of at least one message, or of each answer if no text has all.
 
         Raises:
-            BadConversation: the template refuses it, writes earlier turns differently once others follow, or leaves
-                out thinking.
+            BadConversation: the template refuses it, or leaves out thinking that the model would have written.
         """
-        text, spans = self._render(messages, track=True) if self._marked else self._added_spans(messages)
-        if any(message.get("reasoning_content", "").strip() not in text for message in messages):
-            remedy = "put it into content, in the form in which the model writes it"
-            raise BadConversation("thinking left out by the chat template", f"it reads no reasoning_content; {remedy}")
+        if not self._marked:
+            return [self._tokenised(text, spans) for text, spans in self._added_spans(messages)]
+        text, spans = self._render(messages, track=True)
+        for message in messages:
+            _check_thinking(message, text)
+        return [self._tokenised(text, spans)]
+
+    def _tokenised(self, text: str, spans: Iterable[Span]) -> Sample:
         encoded = self._backend.encode(text, add_special_tokens=False)
         said = bytearray(len(text))
         for start, end in spans:
@@ -104,22 +113,33 @@ class ChatMask:
             said[start : start + length] = b"\1" * length
         return Sample(encoded.ids, [1 in said[start:end] for start, end in encoded.offsets])
 
-    def _added_spans(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
-        """Return the text and the span of each assistant turn in it, found by prefix difference."""
+    def _added_spans(self, messages: Sequence[Message]) -> list[tuple[str, list[Span]]]:
+        """Return the text with the span of each assistant turn, or such a text for each of these turns."""
         text, _ = self._render(messages)
-        spans = []
-        for i, message in enumerate(messages):
-            if message["role"] == "assistant":
-                prompt, _ = self._render(messages[:i], prompt=True)
-                answered, _ = self._render(messages[: i + 1])
-                if not (answered.startswith(prompt) and text.startswith(answered)):
-                    how = "changes once others follow" if answered.startswith(prompt) else "does not follow its prompt"
-                    raise BadConversation(
-                        "turns rewritten by the chat template",
-                        f"message {i + 1} {how}; mark the assistant's text in the template with {{% generation %}}",
-                    )
-                spans.append((len(prompt), len(answered)))
-        return text, spans
+        turns = [self._answered(messages, i) for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if all(text.startswith(answered) for answered, _ in turns):
+            return [(text, [span for _, span in turns])]
+        return [(answered, [span]) for answered, span in turns]
+
+    def _answered(self, messages: Sequence[Message], i: int) -> tuple[str, Span]:
+        """Return the text up to the end of an assistant turn, and what this adds to its prompt."""
+        prompt, _ = self._render(messages[:i], prompt=True)
+        answered, _ = self._render(messages[: i + 1])
+        if not answered.startswith(prompt):
+            # The prompt begins the thinking, which the template leaves out: the rest is as the model writes it.
+            begun = prompt[prompt.rfind(ReasoningParser.START) :]
+            answer = _with_thinking(messages[i])
+            ending, _ = self._render([*messages[:i], {"role": "assistant", "content": _ANSWER}])
+            _, found, end = ending.partition(_ANSWER)
+            if begun.strip() != ReasoningParser.START or ReasoningParser.END not in answer or not found:
+                raise BadConversation(
+                    "turns rewritten by the chat template",
+                    f"message {i + 1} does not follow its prompt; have the model answer by regenerate, or mark the "
+                    "assistant's text in the template with {% generation %}",
+                )
+            answered = prompt + answer.removeprefix(begun).removeprefix(ReasoningParser.START) + end
+        _check_thinking(messages[i], answered[len(prompt) :])
+        return answered, (len(prompt), len(answered))
 
     def _render(self, messages: Sequence[Message], prompt: bool = False, track: bool = False) -> tuple[str, list[Span]]:
         """Return the text, and with `track` the spans inside `{% generation %}`."""
@@ -134,6 +154,19 @@ class ChatMask:
         except Exception as error:  # a template may raise any exception
             raise BadConversation("refused by the chat template", str(error) or type(error).__name__) from None
         return texts[0], spans[0] if track else []
+
+
+def _with_thinking(message: Message) -> str:
+    """Return an answer behind its thinking, in the form of one text."""
+    content, thinking = message["content"], message.get("reasoning_content", "").strip()
+    mark = ReasoningParser
+    return f"{mark.START}\n{thinking}\n{mark.END}\n\n{content}" if thinking else content
+
+
+def _check_thinking(message: Message, text: str) -> None:
+    if message.get("reasoning_content", "").strip() not in text:
+        remedy = "put it into content, in the form in which the model writes it"
+        raise BadConversation("thinking left out by the chat template", f"it reads no reasoning_content; {remedy}")
 
 
 def preview(console: Console, tokenizer: PreTrainedTokenizerBase, samples: Iterable[Sample]) -> None:

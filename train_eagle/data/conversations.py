@@ -141,10 +141,10 @@ def read(sources: Iterable[Source], limit: int | None = None) -> Iterator[Entry]
 
 
 class BadData:
-    """Count of entries that were left out or cut, by reason.
+    """Count of entries, or of answers that are samples of their own, that were left out or cut, by reason.
 
     Attributes:
-        counts: number of entries per reason.
+        counts: number of them per reason.
         first: the first three entries per reason, as `file:line`.
 
     Args:

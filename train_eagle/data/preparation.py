@@ -64,8 +64,8 @@ def prepare(model: Path, given: PrepareSettings, shard_size: int = 2048) -> Prep
     return prepared
 
 
-# An entry's place, and its tokens or why it has none.
-Tokenised = tuple[Place, Sample | BadConversation]
+# An entry's place, and its samples or why it has none.
+Tokenised = tuple[Place, list[Sample] | BadConversation]
 
 
 def _tokenised(chat: ChatMask, entries: Iterable[Entry], size: int, processes: int | None) -> Iterator[Tokenised]:
@@ -88,7 +88,7 @@ def _messages(entry: Entry) -> list[Message] | BadConversation:
 
 def _encode_all(
     chat: ChatMask, conversations: Sequence[list[Message]], processes: int | None
-) -> list[Sample | BadConversation]:
+) -> list[list[Sample] | BadConversation]:
     """Tokenise conversations, in several processes if there are many."""
     if processes is None:
         processes = (os.cpu_count() or 1) if len(conversations) >= MANY else 1
@@ -96,10 +96,11 @@ def _encode_all(
     def encode(messages: list[Message]) -> dict[str, Any]:
         try:
             # `datasets` gives each message all keys of any.
-            sample = chat.encode([{key: text for key, text in each.items() if text is not None} for each in messages])
+            samples = chat.encode([{key: text for key, text in each.items() if text is not None} for each in messages])
         except BadConversation as error:
             return {"token_ids": [], "mask": [], "reason": error.reason, "detail": error.detail}
-        return {**sample._asdict(), "reason": None, "detail": None}
+        token_ids, mask = zip(*samples, strict=True)
+        return {"token_ids": token_ids, "mask": mask, "reason": None, "detail": None}
 
     given = datasets.Dataset.from_dict({"messages": conversations})
     had_bars = not datasets.are_progress_bars_disabled()
@@ -114,8 +115,8 @@ def _encode_all(
             # Nothing is kept for another run, so the function needs no name.
             new_fingerprint="tokenised",
             features=datasets.Features(
-                token_ids=datasets.List(datasets.Value("int32")),
-                mask=datasets.List(datasets.Value("bool")),
+                token_ids=datasets.List(datasets.List(datasets.Value("int32"))),
+                mask=datasets.List(datasets.List(datasets.Value("bool"))),
                 reason=datasets.Value("string"),
                 detail=datasets.Value("string"),
             ),
@@ -124,7 +125,7 @@ def _encode_all(
         if had_bars:
             datasets.enable_progress_bars()
     return [
-        Sample(row["token_ids"], row["mask"])
+        [Sample(*pair) for pair in zip(row["token_ids"], row["mask"], strict=True)]
         if row["reason"] is None
         else BadConversation(row["reason"], row["detail"])
         for row in rows
@@ -135,10 +136,11 @@ def _fill(prepared: PreparedData, tokenised: Iterable[Tokenised], shard_size: in
     console = Console(stderr=True)
     samples: list[Sample] = []
     for place, found in track(tokenised, "preparing", console=console, transient=True, disable=not console.is_terminal):
-        if sample := _trainable(found, place, prepared.settings, prepared.bad):
-            samples.append(sample)
+        for each in found if isinstance(found, list) else [found]:
+            if sample := _trainable(each, place, prepared.settings, prepared.bad):
+                samples.append(sample)
         prepared.read += 1
-        if len(samples) == shard_size:
+        if len(samples) >= shard_size:
             prepared.add(samples)
             samples = []
     prepared.complete = True
@@ -146,7 +148,7 @@ def _fill(prepared: PreparedData, tokenised: Iterable[Tokenised], shard_size: in
 
 
 def _trainable(found: Sample | BadConversation, place: Place, settings: Settings, bad: BadData) -> Sample | None:
-    """Return the part of an entry that can be trained on, None if there is none; count problems in `bad`."""
+    """Return the part of a sample that can be trained on, None if there is none; count problems in `bad`."""
     most = settings["max_length"]
     assert isinstance(most, int)
     try:
