@@ -83,7 +83,7 @@ class RequestMaker:
 
     @classmethod
     def read(cls, config: EngineConfig, model: LlamaConfig) -> "RequestMaker":
-        """Read the tokenizer and generation_config.json of the target's folder.
+        """Read the tokenizer and the end tokens and default sampling parameters of the target.
 
         Raises:
             CheckpointError: a file that cannot be read.
@@ -95,9 +95,6 @@ class RequestMaker:
             tokenizer = Tokenizer(config.tokenizer or config.model)
         context = config.context(model.max_position)
         generation = GenerationConfig.read(config.model)
-        if generation.unused:
-            unused = ", ".join(f"{name} ({value!r:.50})" for name, value in generation.unused.items())
-            logger.warning(f"generation_config.json: not used: {unused}")
         if tokenizer is None and generation.params.pop("stop", None) is not None:
             logger.warning("generation_config.json: stop_strings is not used, for there is no tokenizer")
         if tokenizer is not None:

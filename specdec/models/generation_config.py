@@ -1,4 +1,4 @@
-"""Settings of a checkpoint's generation_config.json: end tokens and default sampling parameters."""
+"""End tokens and default sampling parameters of a checkpoint: generation_config.json, or a GGUF file's own keys."""
 
 import logging
 import math
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_object
@@ -21,7 +23,7 @@ class GenerationConfig:
     Attributes:
         end_tokens: tokens after which an output ends.
         params: the request parameters that the file sets, by their names in `SamplingParams`.
-        unused: what else the file sets and transformers would apply, by the file's names.
+        unused: what else the file sets and transformers or llama.cpp would apply, by the file's names.
     """
 
     end_tokens: frozenset[int]
@@ -30,13 +32,15 @@ class GenerationConfig:
 
     @classmethod
     def read(cls, folder: Path) -> "GenerationConfig":
-        """Read generation_config.json; end tokens that it does not name are read from config.json or a GGUF file.
+        """Read generation_config.json, and end tokens that it does not name from config.json; or else a GGUF file.
+
+        A warning names what is not used.
 
         Raises:
             CheckpointError: a file is not valid JSON, or a value is outside its parameter's range.
         """
         if is_gguf(folder):
-            return cls(_gguf_ends(folder), {})
+            return cls(_gguf_ends(folder), *_gguf_sampling(folder))
         files = (folder / name for name in ("generation_config.json", "config.json"))
         settings, config = (read_object(file) if file.is_file() else {} for file in files)
         ends = settings.get("eos_token_id")
@@ -56,11 +60,22 @@ class GenerationConfig:
             params = {name: value for name, value in params.items() if name in _GREEDY}
             params["temperature"] = 0.0
             unused = {name: value for name, value in unused.items() if name not in _SAMPLED}
-        try:
-            SamplingParams(**params)
-        except (ValueError, TypeError) as error:
-            raise CheckpointError(f"{folder / 'generation_config.json'}: {error}") from None
+        _check(folder / "generation_config.json", params, unused)
         return cls(frozenset(found), params, unused)
+
+
+def _check(file: Path, params: Mapping[str, Any], unused: Mapping[str, Any]) -> None:
+    """Check a file's sampling parameters, and warn of what is not used.
+
+    Raises:
+        CheckpointError: a value is outside its parameter's range.
+    """
+    try:
+        SamplingParams(**params)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{file}: {error}") from None
+    if unused:
+        logger.warning(f"{file.name}: not used: " + ", ".join(f"{name} ({unused[name]!r:.50})" for name in unused))
 
 
 def _gguf_ends(file: Path) -> frozenset[int]:
@@ -72,7 +87,37 @@ def _gguf_ends(file: Path) -> frozenset[int]:
     return vocabulary.ends
 
 
+def _gguf_sampling(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the sampling parameters of a GGUF file, and what else of them llama.cpp would apply.
+
+    Its converter takes them from generation_config.json.
+
+    Raises:
+        CheckpointError: a value is outside its parameter's range.
+    """
+    values = GgufFile.open(file).values
+    given = {key.removeprefix(_GGUF): _plain(value) for key, value in values.items() if key.startswith(_GGUF)}
+    params = {own: given[key] for key, own in _GGUF_NAMES.items() if key in given}
+    changing = [key for key in given if key in _GGUF_UNUSED and given[key] != _GGUF_UNUSED[key]]
+    unused = {f"{_GGUF}{key}": given[key] for key in changing}
+    _check(file, params, unused)
+    return params, unused
+
+
+def _plain(value: Any) -> Any:
+    """Return a GGUF file's value, a float32 as the shortest decimal that it is stored for: 0.6, not 0.60000002."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
 _NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_GGUF = "general.sampling."
+_GGUF_NAMES = {name: name for name in ("top_k", "top_p", "min_p")}
+_GGUF_NAMES |= {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
+# Keys that change which tokens llama.cpp generates, and the value that changes nothing; for `penalty_last_n` all tokens
+# of the context, as here. The other keys, such as xtc_threshold and mirostat_tau, have an effect beside these alone.
+_GGUF_UNUSED = {"sequence": None, "xtc_probability": 0, "mirostat": 0, "penalty_last_n": -1}
 _RENAMED = {"max_new_tokens": "max_tokens", "stop_strings": "stop"}
 # What greedy decoding heeds, and the unused fields that only sampling does.
 _GREEDY = ("repetition_penalty", *_RENAMED.values())

@@ -53,6 +53,7 @@ def write_gguf(
     name: str | None = None,
     facts: dict[str, Any] | None = None,
     tensors_a_file: int = 0,
+    sampling: dict[str, Any] | None = None,
 ) -> Path:
     """Write a model with a byte-level tokenizer; rows of its output matrix beyond `TOKENS` are padding.
 
@@ -61,6 +62,7 @@ def write_gguf(
         name: of the architecture, None for the model's own.
         facts: further numbers and strings by their keys behind the architecture's.
         tensors_a_file: splits the model into files of so many, NAME-00001-of-…; 0 for one file.
+        sampling: default sampling parameters by their keys behind `general.sampling`.
     """
     config = model.config
     architecture = config.model_type
@@ -82,6 +84,8 @@ def write_gguf(
     adders = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
     for key, value in (facts or {}).items():
         adders[type(value)](f"{name or architecture}.{key}", value)
+    for key, value in (sampling or {}).items():
+        (adders | {int: writer.add_int32})[type(value)](f"general.sampling.{key}", value)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     padding = [f"[PAD{token}]" for token in range(len(TOKENS), config.vocab_size)]

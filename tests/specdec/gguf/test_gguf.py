@@ -1,5 +1,6 @@
 """GGUF files as targets: the tokens of transformers from the same file, or from the model that was written."""
 
+import logging
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from specdec.cli.app import main
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.rope import RopeConfig
 from specdec.gguf import file as file_module
+from specdec.models.generation_config import GenerationConfig
 from specdec.models.llama import load_llama, read_llama_config
 from specdec.models.tokenizer import Tokenizer, check_same_vocabulary, vocabulary_digest
 from tests.kernel_sets import TORCH
@@ -276,6 +278,24 @@ def test_files_that_are_none_are_told_in_one_line(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(file_module, "find_spec", lambda _: None)
     with pytest.raises(CheckpointError, match=r"needs a package; run: pip install 'specdec\[gguf\]'$"):
         LLM(broken)
+
+
+@pytest.mark.long
+def test_sampling_defaults_are_those_of_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model, file = random_model("qwen3"), tmp_path / "model.gguf"
+    used: dict[str, Any] = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "penalty_repeat": 1.05}
+    unused = {"sequence": "kpt", "xtc_probability": 0.1, "mirostat": 2, "penalty_last_n": 64}
+    write_gguf(file, model, sampling={**used, **unused, "xtc_threshold": 0.2})
+    with caplog.at_level(logging.WARNING, "specdec"):
+        params = LLM(file, draft=None, dtype="float32", device="cpu").get_default_sampling_params()
+    assert params == SamplingParams(temperature=0.6, top_k=20, top_p=0.95, min_p=0.05, repetition_penalty=1.05)
+    shown = ", ".join(f"general.sampling.{key} ({value!r})" for key, value in unused.items())
+    assert caplog.text.count(f"model.gguf: not used: {shown}\n") == 1
+    write_gguf(file, model, sampling={"xtc_probability": 0.0, "mirostat": 0, "mirostat_tau": 5.0, "penalty_last_n": -1})
+    assert not GenerationConfig.read(file).unused
+    write_gguf(file, model, sampling={"top_p": 1.5})
+    with pytest.raises(CheckpointError, match=r"model.gguf: top_p is 1.5; it must be"):
+        GenerationConfig.read(file)
 
 
 def test_the_command_runs_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
