@@ -1,7 +1,9 @@
 """Settings of Llama-family config.json files. Settings that the engine would not honour are refused."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -10,6 +12,8 @@ from torch import Tensor
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, items
 from specdec.draft_heads.llama.kv_scheme import kv_cache_dtype_of, quantizes_kv_alone
 from specdec.draft_heads.llama.rope import WITHOUT_ROTATION, RopeConfig
+
+logger = logging.getLogger(__name__)
 
 # Keys that change what the model computes, with the only values that are supported.
 REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
@@ -192,6 +196,11 @@ class LlamaConfig:
             windows = tuple(window if is_sliding else 0 for is_sliding in sliding)
         max_position = count("max_position_embeddings", 2048)
         rope, has_alibi = RopeConfig.from_json(config, max_position), _has_alibi(config, hidden)
+        longest = rope.longest_context(config, max_position)
+        if longest > LARGEST_SIZES["max_position_embeddings"]:
+            raise CheckpointError(f"config.json: YaRN's factor {rope.factor:g} makes {longest} positions, too many")
+        if longest > max_position:
+            _log_longer(max_position, longest, rope)
         if has_alibi and rope.rope_type != "default":
             raise CheckpointError(f"config.json: rope type {rope.rope_type!r} is not supported beside ALiBi")
         tied, vocab_size = flag(config, "tie_word_embeddings"), count("vocab_size")
@@ -208,7 +217,7 @@ class LlamaConfig:
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            max_position=max_position,
+            max_position=longest,
             rms_norm_eps=float(epsilon),
             rope=WITHOUT_ROTATION if has_alibi else rope,
             tie_word_embeddings=tied,
@@ -221,6 +230,15 @@ class LlamaConfig:
             normalised_head=normalised,
             kv_cache_dtype=kv_cache_dtype,
         )
+
+
+@cache
+def _log_longer(max_position: int, longest: int, rope: RopeConfig) -> None:
+    """Log once that a model has more positions than its config.json says, which is read several times."""
+    logger.info(
+        f"{longest} positions by YaRN's factor {rope.factor:g} of {rope.original_max_position}, instead of "
+        f"max_position_embeddings {max_position}"
+    )
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:

@@ -45,8 +45,7 @@ class RopeConfig:
         Raises:
             CheckpointError: an unknown rope type, a missing or unusable number, or a theta that would be lost.
         """
-        spelling = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-        values = dict(section(config, spelling))
+        spelling, values = _spelled(config)
         if any(isinstance(value, Mapping) for value in values.values()):
             raise CheckpointError(f"config.json: {spelling} of its own for each layer type is not supported")
         kinds = (values.get(key) for key in ("rope_type", "type"))
@@ -66,10 +65,6 @@ class RopeConfig:
                 raise CheckpointError(f"config.json: rope {name!r} is {value!r}; it must be a number above {above:g}")
             return float(value)
 
-        # Beside the rope's own settings it has priority, as in transformers.
-        outer = config.get("original_max_position_embeddings")
-        if outer is not None:
-            values["original_max_position_embeddings"] = outer
         original = max(1.0, number("original_max_position_embeddings", max_position))
         factor_default = max_position / original if kind == "yarn" and "factor" in values else None
         theta, other = config.get("rope_theta"), config.get("rope_parameters")
@@ -93,6 +88,15 @@ class RopeConfig:
             mscale_all_dim=number("mscale_all_dim", 1.0) if values.get("mscale_all_dim") else 0.0,
             truncate=values.get("truncate", True),
         )
+
+    def longest_context(self, config: Mapping[str, Any], max_position: int) -> int:
+        """Return how many positions a model has, `max_position` by its max_position_embeddings.
+
+        Who adds YaRN as the cards of Qwen's models say leaves that number as it is; vLLM goes by YaRN's then.
+        """
+        if self.rope_type != "yarn" or _spelled(config)[1].get("original_max_position_embeddings") is None:
+            return max_position
+        return max(max_position, int(self.original_max_position * self.factor))
 
     def frequencies(self, head_dim: int) -> tuple[Tensor, float]:
         """Return the frequencies of pairs of dimensions, float32 `[head_dim / 2]`, and the factor of cos and sin.
@@ -160,6 +164,15 @@ class RopeConfig:
         angles = torch.arange(positions, dtype=torch.float32)[:, None] * inverse
         cos, sin = angles.cos() * scale, angles.sin() * scale
         return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], 1)[:, :, None].to(dtype)
+
+
+def _spelled(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the key of config.json whose settings count, and these settings."""
+    spelling = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    values = dict(section(config, spelling))
+    # Beside the rope's own settings it has priority, as in transformers.
+    outer = config.get("original_max_position_embeddings")
+    return spelling, values if outer is None else {**values, "original_max_position_embeddings": outer}
 
 
 # Of models whose attention knows positions otherwise: each angle is 0, and numbers stay as they are.

@@ -1,6 +1,7 @@
 """The target against transformers' LlamaForCausalLM on the same checkpoint folder."""
 
 import json
+import logging
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from specdec import LLM, SamplingParams
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.execution.model_runner import LONGEST_MEASURED, ModelRunner
@@ -163,6 +166,27 @@ def test_logits_equal_transformers_where_both_spellings_stand(tmp_path: Path, ki
     other = {"rope_type": "linear", "factor": 3.0, **({} if theta is None else {"rope_theta": 123.0})}
     edit_json(tmp_path / "config.json", rope_parameters=other, rope_scaling=old, rope_theta=theta)
     assert_logits_equal(tmp_path)
+
+
+@pytest.mark.long
+def test_yarn_makes_the_context_longer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Added as Qwen's cards say, whose max_position_embeddings (40960) is neither the original length nor the new."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    qwen3 = {"rope_scaling": yarn, "rope_theta": 1e6, "max_position_embeddings": 40960, "rope_parameters": None}
+    save_llama(tmp_path)
+    sizes = json.loads((tmp_path / "config.json").read_text())
+    with caplog.at_level(logging.INFO, "specdec"):
+        assert LlamaConfig.from_json({**sizes, **qwen3}).max_position == 131072
+    assert "131072 positions by YaRN's factor 4 of 32768, instead of max_position_embeddings 40960" in caplog.text
+    with pytest.raises(CheckpointError, match=r"YaRN's factor 1e\+09 makes .* positions, too many"):
+        LlamaConfig.from_json({**sizes, **qwen3, "rope_scaling": {**yarn, "factor": 1e9}})
+
+    def logits(max_position: int) -> torch.Tensor:
+        rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+        edit_json(tmp_path / "config.json", max_position_embeddings=max_position, rope_parameters=rope)
+        return chunked_logits(tmp_path, torch.float64, random_tokens(sum(CHUNKS)))
+
+    assert torch.equal(logits(40), logits(128))
 
 
 def test_other_names_of_the_same_settings(tmp_path: Path) -> None:
