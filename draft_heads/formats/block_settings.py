@@ -8,8 +8,8 @@ from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.formats.tap_ids import Counting, TapIds, layer_list
 from specdec.draft_heads.heads.convolved_layer import ConvolutionConfig
 from specdec.draft_heads.heads.edge_scorers import CANDIDATES, MARKOV_KINDS, DominoConfig, MarkovConfig, SelectorConfig
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, items, read_config, section
-from specdec.draft_heads.llama.llama_config import flag, positive
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, flag, items, read_config, section
+from specdec.draft_heads.llama.llama_config import positive
 
 # Programs that count outputs of layers, and the one that counts their inputs.
 OUTPUTS, INPUTS = "target_layer_ids", "aux_hidden_state_layer_ids"

@@ -16,8 +16,8 @@ from specdec.draft_heads.formats.tap_ids import KEY, TapIds, tap_ids
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetParts
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.heads.readout import MatrixReadout
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, items, section
-from specdec.draft_heads.llama.llama_config import flag, positive
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, flag, items, section
+from specdec.draft_heads.llama.llama_config import positive
 from specdec.kernels.kernel_set import KernelSet
 
 # Switches of config.json that plain EAGLE-3 does not have.

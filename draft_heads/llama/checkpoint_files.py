@@ -92,6 +92,18 @@ def section(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value
 
 
+def flag(config: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    """Return a switch of a config.json.
+
+    Raises:
+        CheckpointError: the value is neither true, false nor null.
+    """
+    value = config.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(f"config.json: {name} = {value!r:.100} must be true or false")
+    return default if value is None else value
+
+
 def check_weight_dtypes(tensors: Mapping[str, Tensor]) -> None:
     """Check that all tensors are plain floating-point numbers.
 

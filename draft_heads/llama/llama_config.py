@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, items
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, flag, items
 from specdec.draft_heads.llama.kv_scheme import kv_cache_dtype_of, quantizes_kv_alone
 from specdec.draft_heads.llama.rope import WITHOUT_ROTATION, RopeConfig
 
@@ -73,18 +73,6 @@ def positive(config: Mapping[str, Any], name: str, default: int | None = None) -
     if type(value) is not int or value < 1:
         raise CheckpointError(f"config.json: {name} = {value!r} must be a positive whole number")
     return value
-
-
-def flag(config: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    """Return a switch of a config.json.
-
-    Raises:
-        CheckpointError: the value is neither true, false nor null.
-    """
-    value = config.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise CheckpointError(f"config.json: {name} = {value!r:.100} must be true or false")
-    return default if value is None else value
 
 
 @dataclass(frozen=True)

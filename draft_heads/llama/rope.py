@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, section
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, flag, section
 
 # Cosines and signed sines at the rows' positions, `[rows, 1, head_dim]` each, as `kernels.rotate_` takes them.
 Rotary = tuple[Tensor, Tensor]
@@ -43,7 +43,7 @@ class RopeConfig:
             max_position: positions of the model.
 
         Raises:
-            CheckpointError: an unknown rope type, a missing or unusable number, or a theta that would be lost.
+            CheckpointError: an unknown rope type, a missing or unusable number, two thetas, or one that would be lost.
         """
         spelling, values = _spelled(config)
         if any(isinstance(value, Mapping) for value in values.values()):
@@ -68,6 +68,12 @@ class RopeConfig:
         original = max(1.0, number("original_max_position_embeddings", max_position))
         factor_default = max_position / original if kind == "yarn" and "factor" in values else None
         theta, other = config.get("rope_theta"), config.get("rope_parameters")
+        inner = values.get("rope_theta")
+        if None not in (theta, inner) and theta != inner:
+            raise CheckpointError(
+                f"config.json: rope_theta is {theta!r:.100} at the top and {inner!r:.100} in {spelling}; "
+                "remove the wrong one"
+            )
         lost = other.get("rope_theta") if theta is None and isinstance(other, Mapping) else None
         if lost not in (None, values.get("rope_theta", cls.theta)):
             raise CheckpointError(
@@ -86,7 +92,7 @@ class RopeConfig:
             attention_factor=number("attention_factor", 1.0) if values.get("attention_factor") is not None else None,
             mscale=number("mscale", 1.0) if values.get("mscale") else 0.0,
             mscale_all_dim=number("mscale_all_dim", 1.0) if values.get("mscale_all_dim") else 0.0,
-            truncate=values.get("truncate", True),
+            truncate=flag(values, "truncate", True),
         )
 
     def longest_context(self, config: Mapping[str, Any], max_position: int) -> int:

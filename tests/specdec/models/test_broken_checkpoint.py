@@ -104,6 +104,17 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
         ),
         "rope_theta 50000.0 of rope_parameters does not hold beside rope_scaling; put it into rope_scaling too",
     ),
+    **{
+        f"rope of two thetas in {spelling}": (
+            config_edit(rope_theta=1e6, **{spelling: {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e4}}),
+            f"rope_theta is 1000000.0 at the top and 50000.0 in {spelling}; remove the wrong one",
+        )
+        for spelling in ("rope_parameters", "rope_scaling")
+    },
+    "rope of text for a flag": (
+        config_edit(rope_parameters={"rope_type": "yarn", "factor": 2.0, "truncate": "false"}),
+        "truncate = 'false' must be true or false",
+    ),
     "rope for each layer type": (
         config_edit(rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 5e4}}),
         "rope_parameters of its own for each layer type",
