@@ -49,6 +49,12 @@ def is_kv_scale(name: str) -> bool:
     return bool(marked) and any(part == form.format(*each * 2) for form in NAMES for each in "kv")
 
 
+def is_attention_scale(name: str) -> bool:
+    """Return whether a checkpoint's tensor is a scale of queries or attention weights, which are not rounded here."""
+    _, marked, part = name.partition(".self_attn.")
+    return bool(marked) and part.removeprefix("attn.") in ("q_scale", "prob_scale")
+
+
 def take_kv_scales(tensors: dict[str, Tensor], num_layers: int, kv_heads: int) -> Tensor | None:
     """Remove the scales of keys and values from a checkpoint's tensors, and return them.
 

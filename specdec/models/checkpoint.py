@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config
-from specdec.draft_heads.llama.kv_scheme import is_kv_scale
+from specdec.draft_heads.llama.kv_scheme import is_attention_scale, is_kv_scale
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.weight_files import read_tensors
 from specdec.gguf.file import GgufFile, is_gguf
@@ -38,7 +38,8 @@ def read_weights(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     """
     if is_gguf(path):
         return GgufFile.open(path).weights(dtype)
-    tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(path).items()}
+    found = read_tensors(path)
+    tensors = {name.removeprefix("model."): found[name] for name in found if not is_attention_scale(name)}
     with error_context(path):
         settings = read_config(path)
         quantization = QuantizationConfig.from_json(settings)

@@ -18,6 +18,7 @@ from specdec.models.checkpoint import read_weights
 from specdec.models.llama import load_llama
 from tests.kernel_sets import TORCH
 from tests.quantized_checkpoints import BLOCK, FORMATS, quantize_folder
+from tests.specdec.chunked_pass import chunked_logits
 from tests.specdec.saved_llama import edit_tensors, save_llama
 
 CPU = torch.device("cpu")
@@ -106,6 +107,18 @@ def test_a_bias_of_zeros_that_gptq_adds_is_dropped(plain: Path, tmp_path: Path) 
     edit_tensors(tmp_path / "target", add)
     again = load_llama(tmp_path / "target", torch.float32, CPU, TORCH)
     assert dict(again.weights.named_parameters()).keys() == dict(model.weights.named_parameters()).keys()
+
+
+def test_scales_of_queries_and_attention_weights_are_left_out(plain: Path, tmp_path: Path) -> None:
+    folder, prompt = tmp_path / "target", list(range(8))
+    quantize_folder(plain, folder, "fp8")
+
+    def logits(*names: str) -> Tensor:
+        scales = {f"model.layers.{layer}.self_attn.{name}": torch.tensor(0.1) for layer in (0, 1) for name in names}
+        edit_tensors(folder, lambda tensors: tensors.update(scales))
+        return chunked_logits(folder, torch.float32, prompt, (len(prompt),))
+
+    assert torch.equal(logits("k_scale", "v_scale"), logits("q_scale", "prob_scale", "attn.q_scale"))
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
