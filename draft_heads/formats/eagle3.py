@@ -36,7 +36,7 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
 
     def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
         """Return whether attention takes embedding and state side by side."""
-        if tensors.has(self.sign) or any("midlayer." in name for name in tensors.spellings.values()):
+        if tensors.has(self.sign) or tensors.spells("midlayer."):
             return True
         query, fc = (tensors.by_name.get(name) for name in ("layers.0.self_attn.q_proj.weight", "fc.weight"))
         if query is None or fc is None or query.ndim != 2 or fc.ndim != 2:

@@ -72,6 +72,11 @@ class HeadSettings:
         if layer.get("num_hidden_layers") is None:
             layer["num_hidden_layers"] = max(1, tensors.num_layers)
             assumptions.append(f"config.json does not count its layers: the file has {layer['num_hidden_layers']}")
+        said = layer["num_hidden_layers"]
+        if type(said) is int and said > 1 and tensors.num_layers == 1 and tensors.spells("midlayer."):
+            # EAGLE-3's own program has one layer, by this name, whatever a config.json copied from the target says.
+            layer["num_hidden_layers"] = 1
+            assumptions.append(f"config.json says num_hidden_layers {said}: one, as the file has midlayer alone")
         kinds, is_windowed = items(layer, "layer_types"), layer.get("use_sliding_window", True) is not False
         window = layer.get("sliding_window") if is_windowed else None
         layer["sliding_window"] = None

@@ -59,6 +59,10 @@ class HeadTensors:
         """Return whether the name of a tensor begins with one of these."""
         return any(name.startswith(prefixes) for name in self.by_name)
 
+    def spells(self, part: str) -> bool:
+        """Return whether the file's name of a tensor holds `part`."""
+        return any(part in name for name in self.spellings.values())
+
     def spelling(self, name: str) -> str:
         """Return the name that the file has for a tensor, or would have."""
         if name in self.spellings:

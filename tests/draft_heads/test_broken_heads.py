@@ -101,7 +101,7 @@ FAULTS: dict[str, list[tuple[Damage, str]]] = {
         (lose("midlayer.hidden_norm.weight"), "missing tensors: midlayer.hidden_norm.weight"),
         (say(fc_norm=True), "missing tensors: fc_norm.0.weight, fc_norm.1.weight, fc_norm.2.weight"),
         (say(norm_before_fc=True), "missing tensors: input_norm.weight"),
-        (say(num_hidden_layers=2), "missing tensors: layers.1.input_layernorm.weight"),
+        (say(num_hidden_layers="2"), "config.json: num_hidden_layers = '2' must be a positive whole number"),
         (gain("midlayer.extra.weight", 3), "unexpected tensors: midlayer.extra.weight"),
         (gain("layers.0.hidden_norm.weight", 24), "'layers.0.hidden_norm.weight' have the same meaning"),
         (say(num_attention_heads=2), "midlayer.self_attn.k_proj.weight has shape [12, 48], config.json says [24, 48]"),
@@ -132,6 +132,7 @@ FAULTS: dict[str, list[tuple[Damage, str]]] = {
         (gain("layers.1.input_layernorm.weight", 24), "unexpected tensors: layers.1.hidden_norm.weight"),
     ],
     "vllm_eagle3": [
+        (say(num_hidden_layers=3), "missing tensors: layers.2.input_layernorm.weight"),
         (lose("model.layers.1.self_attn.v_proj.weight"), "missing tensors: layers.1.self_attn.v_proj.weight"),
         (gain("layers.2.mlp.up_proj.weight", 2), "unexpected tensors: layers.2.mlp.up_proj.weight"),
     ],
@@ -266,7 +267,7 @@ HOSTILE: list[tuple[str, Damage]] = [
     ("official_eagle", say(hidden_size=4 * 10**12)),
     ("official_eagle3", say(intermediate_size=10**30)),
     ("official_eagle", say(num_hidden_layers=10**9)),
-    ("official_eagle3", say(num_hidden_layers=10**9)),
+    ("vllm_eagle3", say(num_hidden_layers=10**9)),
     ("official_eagle3", say(target_hidden_size=10**15)),
     ("official_eagle3", lambda fixture: fixture.tensors.update(d2t=torch.tensor(OFFSETS) + 0.5)),
 ]

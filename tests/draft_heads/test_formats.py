@@ -224,6 +224,15 @@ def test_a_head_of_all_tokens_without_an_output_matrix_takes_the_targets(tmp_pat
         assert "the file has no output matrix: the target's" in found.assumptions
 
 
+def test_a_midlayer_alone_is_one_layer_whatever_config_json_counts(tmp_path: Path) -> None:
+    fixture = FORMATS["official_eagle3"]()
+    expected = describe_folder(fixture.write(tmp_path / "one"))
+    fixture.config["num_hidden_layers"] = 32
+    found = load(fixture.write(tmp_path / "copied")).description
+    assert found.config == expected.config
+    assert "config.json says num_hidden_layers 32: one, as the file has midlayer alone" in found.assumptions
+
+
 def test_tokens_of_a_head_are_counted_where_config_json_does_not(tmp_path: Path) -> None:
     fixture = FORMATS["specforge_eagle3"]()
     expected = describe_folder(fixture.write(tmp_path / "said"))
