@@ -34,6 +34,8 @@ def draft_tokens(d2t: Tensor | None, t2d: Tensor | None, draft_vocab: int, vocab
         raise CheckpointError(f"{found}; it holds ids themselves")
     if known is not None and len(known) != draft_vocab:
         raise CheckpointError(f"t2d keeps {len(known)} tokens, config.json says draft_vocab_size {draft_vocab}")
+    if known is not None and not agrees and torch.equal(tokens.sort().values, known):
+        raise CheckpointError("d2t names the tokens of t2d in another order; sort it, with the rows of lm_head.weight")
     if not agrees:
         raise CheckpointError(f"d2t and t2d name different tokens; {found}")
     raise CheckpointError(f"{found}, which makes an ascending map into {vocab_size} tokens; it does not")

@@ -59,9 +59,9 @@ class HeadTensors:
         """Return whether the name of a tensor begins with one of these."""
         return any(name.startswith(prefixes) for name in self.by_name)
 
-    def spells(self, part: str) -> bool:
-        """Return whether the file's name of a tensor holds `part`."""
-        return any(part in name for name in self.spellings.values())
+    def spells(self, prefix: str) -> bool:
+        """Return whether the file's name of a tensor begins with this, behind `model.`."""
+        return any(_inside_model(name).startswith(prefix) for name in self.spellings.values())
 
     def spelling(self, name: str) -> str:
         """Return the name that the file has for a tensor, or would have."""
@@ -95,9 +95,14 @@ class HeadTensors:
         )
 
 
-def _plain(name: str) -> str:
+def _inside_model(name: str) -> str:
     while name.startswith("model."):
         name = name.removeprefix("model.")
+    return name
+
+
+def _plain(name: str) -> str:
+    name = _inside_model(name)
     for alias, plain in ALIASES:
         if name.startswith(alias):
             return plain + name.removeprefix(alias)

@@ -56,6 +56,15 @@ def both(first: Damage, second: Damage) -> Damage:
     return lambda fixture: (first(fixture), second(fixture))
 
 
+def wrap(prefix: str) -> Damage:
+    """Put all tensors under one prefix."""
+
+    def damage(fixture: Fixture) -> None:
+        fixture.tensors = {f"{prefix}{name}": tensor for name, tensor in fixture.tensors.items()}
+
+    return damage
+
+
 OFFSETS = [token - i for i, token in enumerate(FEW)]
 NO_MASK = lose("t2d")
 FAULTS: dict[str, list[tuple[Damage, str]]] = {
@@ -86,6 +95,8 @@ FAULTS: dict[str, list[tuple[Damage, str]]] = {
         (both(NO_MASK, put("d2t", [*OFFSETS[:5], 0, *OFFSETS[6:]])), "an ascending map into 53 tokens; it does not"),
         (both(NO_MASK, put("d2t", [*OFFSETS[:-1], VOCAB])), "an ascending map into 53 tokens; it does not"),
         (keep([*FEW[:-1], 50]), "d2t and t2d name different tokens; d2t, 0 to 41, must hold"),
+        (put("d2t", [FEW[1], FEW[0] - 1, *OFFSETS[2:]]), "d2t names the tokens of t2d in another order; sort it, with"),
+        (wrap("draft_model."), "others (draft_model.d2t, draft_model.fc.weight, draft_model.lm_head.weight)"),
         (keep(FEW[:-1]), "t2d keeps 11 tokens, config.json says draft_vocab_size 12"),
         (put("t2d", [1] * 54), "t2d has shape [54], config.json says vocab_size 53"),
         (say(draft_vocab_size=13), "d2t has shape [12], config.json says draft_vocab_size 13"),
