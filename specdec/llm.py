@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec.building.build import build_engine
 from specdec.building.host_memory import check_memory
+from specdec.building.named_checkpoints import head_path
 from specdec.building.ranks import ranks_of
 from specdec.building.resolved_config import resolved_config
 from specdec.building.vllm_keywords import FOREIGN_CALL, FOREIGN_SEARCH, LLMKeywords, own_settings
@@ -41,7 +42,6 @@ from specdec.engine.request_maker import RequestMaker
 from specdec.engine.request_ring import RequestRing
 from specdec.engine.shared_engine import EngineCall, SharedEngine, run_searches
 from specdec.kernels.types.settings import check_call
-from specdec.models.hub import checkpoint_path
 from specdec.models.llama import read_llama_config
 
 T = TypeVar("T")
@@ -285,14 +285,14 @@ class LLM:
 
         Args:
             draft: a head of the present one's kind and shape, such as one that was trained from it: its folder, or its
-                name on the hub.
+                name on the hub, or a demo model's head by its word.
 
         Raises:
             CheckpointError: no head, or a damaged one; the present one goes on.
             ValueError: a head of another shape, or an engine without a head, or an adapter of the head is loaded;
                 likewise.
         """
-        folder = checkpoint_path(draft)
+        folder = head_path(draft)
         self._ask(UpdateDraft(str(folder)))
         self.config = replace(self.config, draft=folder)
 

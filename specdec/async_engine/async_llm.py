@@ -16,6 +16,7 @@ from specdec.async_engine.exchange import Exchange, ask
 from specdec.async_engine.messages import Setup
 from specdec.async_engine.request_stream import RequestStream
 from specdec.async_engine.supervisor import Supervisor
+from specdec.building.named_checkpoints import head_path
 from specdec.building.resolved_config import resolved_config
 from specdec.building.vllm_keywords import LLMKeywords, own_settings
 from specdec.config import AUTO, EngineConfig
@@ -40,7 +41,6 @@ from specdec.engine.prompts import Prompt, read_prompt
 from specdec.engine.request_maker import RequestMaker
 from specdec.engine.request_texts import num_characters
 from specdec.kernels.types.settings import check_call, check_text
-from specdec.models.hub import checkpoint_path
 from specdec.models.llama import read_llama_config
 
 # Least time limit of a silent engine process, in seconds: some heartbeats must fit in.
@@ -278,7 +278,7 @@ class AsyncLLM:
             EngineDeadError: the engine process is not there, or dies meanwhile.
         """
         # A download takes longer than the event loop may wait.
-        folder = (await asyncio.to_thread(checkpoint_path, draft)).absolute()
+        folder = (await asyncio.to_thread(head_path, draft)).absolute()
         await self._ask(UpdateDraft(str(folder)))
         self.config = replace(self.config, draft=folder)
         self._connection.use_draft(self.config.sources)

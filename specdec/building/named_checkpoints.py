@@ -23,14 +23,16 @@ HEADS = Path(__file__).resolve().parents[2] / "heads"
 _FORM = re.compile(r"([-._ ]+(gguf|awq|gptq|fp8|int[48]|i1|i?q\d+(_\w+)?|b?f(p)?(16|32)|mxfp4))+$", re.IGNORECASE)
 
 
-def head_path(name: str) -> Path:
+def head_path(name: str | Path) -> Path:
     """Return the folder of a head: by its path, its name on the hub, or the word that the demo's heads have.
 
     Raises:
         CheckpointError: there is none; see `checkpoint_path`.
     """
-    if name in DEMO_HEADS and not Path(name).is_dir():
-        return DEMO_HEADS[name]
+    if not isinstance(name, str | Path):
+        raise CheckpointError(f"draft is {name!r:.60}; it must be the folder of a head, or its name on the hub")
+    if str(name) in DEMO_HEADS and not Path(name).is_dir():
+        return DEMO_HEADS[str(name)]
     return checkpoint_path(name, known=DEMO_HEADS)
 
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from specdec import LLM, DraftShape, RequestOutput, SamplingParams
+from specdec.config import DEMO_HEAD
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.kernels.native.library import library_file
 from specdec.scheduling.rank_values import FILE
 from tests.fakes import edit_json, save_random_block, save_random_eagle3
@@ -77,6 +79,15 @@ def test_tokens_stay_and_drafts_change(world: World, draft: str, temperature: fl
     assert again.num_cached_tokens == 32
     assert drafts(again) == drafts(new)
     assert llm.stats().kv_usage == 0
+
+
+@pytest.mark.long
+def test_a_head_is_named_as_at_the_start() -> None:
+    with LLM(draft="eagle") as llm:
+        llm.update_draft("eagle")
+        assert llm.config.draft == DEMO_HEAD
+        with pytest.raises(CheckpointError, match="draft is None; it must be the folder of a head, or its name"):
+            llm.update_draft(None)  # type: ignore[arg-type]
 
 
 def test_salts_still_separate_prefixes(world: World) -> None:
