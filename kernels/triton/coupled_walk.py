@@ -10,7 +10,7 @@ from specdec.kernels.triton.gumbel_argmax import best_of_parts, best_token
 from specdec.kernels.types.types import DraftProbs, NoiseColumns, PackedTrees, Walk
 
 # Smaller trees take no less time, and would each have to be compiled for; their sizes change from step to step.
-LEAST_NODES, LEAST_DEPTH = 64, 8
+LEAST_NODES = 64
 
 
 def coupled_walk(scores: Tensor, trees: PackedTrees, noise: NoiseColumns) -> Walk:
@@ -34,12 +34,11 @@ def coupled_walk(scores: Tensor, trees: PackedTrees, noise: NoiseColumns) -> Wal
     rows = starts.numel() - 1
     best = best_of_parts(scores, noise)
     walk = empty_walk(rows, max_depth, scores.device)
-    nodes, depth = block_sizes(max_nodes, max_depth)
     if rows:
         parts = best.shape[1]
         coupled_walk_kernel[(rows,)](
             best, tokens, parents, starts, *walk, max_depth, PARTS=parts, BLOCK_PARTS=triton.next_power_of_2(parts),
-            BLOCK=nodes, BLOCK_DEPTH=depth, num_warps=1,
+            BLOCK=block_size(max_nodes, max_depth), num_warps=1,
         )  # fmt: skip
     return walk
 
@@ -69,9 +68,9 @@ def check_trees(scores: Tensor, trees: PackedTrees, draft_probs: DraftProbs | No
             )
 
 
-def block_sizes(max_nodes: int, max_depth: int) -> tuple[int, int]:
-    """Return the shape of a walk's registers: of the nodes of a tree, and of a path."""
-    return max(triton.next_power_of_2(max_nodes), LEAST_NODES), max(triton.next_power_of_2(max_depth), LEAST_DEPTH)
+def block_size(max_nodes: int, max_depth: int) -> int:
+    """Return the shape of a walk's registers, of the nodes of a tree as of a path: a chain has all nodes on one."""
+    return max(triton.next_power_of_2(max(max_nodes, max_depth)), LEAST_NODES)
 
 
 def empty_walk(rows: int, max_depth: int, device: torch.device) -> Walk:
@@ -96,8 +95,7 @@ def coupled_walk_kernel(
     max_depth,  # run-time: the deepest tree of the step
     PARTS: tl.constexpr,  # a model has one
     BLOCK_PARTS: tl.constexpr,  # the shape of the registers
-    BLOCK: tl.constexpr,  # nodes, as above
-    BLOCK_DEPTH: tl.constexpr,  # of a path, as above
+    BLOCK: tl.constexpr,  # nodes of a tree or path, as above
 ):
     i_row = tl.program_id(0).to(tl.int64)
     start = tl.load(p_starts + i_row)
@@ -110,9 +108,7 @@ def coupled_walk_kernel(
     b_tokens = tl.load(p_tokens + start - i_row + o_node, mask=m_node, other=-1)
     # No node has itself for a parent, nor any beyond the last.
     b_parents = tl.load(p_parents + start - i_row + o_node, mask=m_node, other=BLOCK)
-    # [BLOCK_DEPTH]
-    o_depth = tl.arange(0, BLOCK_DEPTH)
-    b_path = tl.full([BLOCK_DEPTH], -1, tl.int64)
+    b_path = tl.full([BLOCK], -1, tl.int64)
     # BLOCK: the walk has ended.
     node = tl.full([], -1, tl.int32)
     length = tl.full([], 0, tl.int32)
@@ -122,9 +118,9 @@ def coupled_walk_kernel(
         emitted = best_token(p_best + node * PARTS, PARTS, BLOCK_PARTS)
         m_next = (b_parents == node) & (b_tokens == emitted) & (emitted >= 0) & (length < max_depth)
         following = tl.min(tl.where(m_next, o_node, BLOCK), 0)
-        b_path = tl.where((o_depth == length) & (following < BLOCK), following, b_path)
+        b_path = tl.where((o_node == length) & (following < BLOCK), following, b_path)
         length += (following < BLOCK).to(tl.int32)
         node = following
-    tl.store(p_paths + i_row * max_depth + o_depth, b_path, mask=o_depth < max_depth)
+    tl.store(p_paths + i_row * max_depth + o_node, b_path, mask=o_node < max_depth)
     tl.store(p_lengths + i_row, length.to(tl.int64))
     tl.store(p_next_tokens + i_row, emitted)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.triton.coupled_walk import block_sizes, check_trees, empty_walk
+from specdec.kernels.triton.coupled_walk import block_size, check_trees, empty_walk
 from specdec.kernels.triton.gumbel_argmax import check_rows
 from specdec.kernels.triton.residual import (
     BLOCK_SIZE,
@@ -58,15 +58,15 @@ def rejection_walk(scores: Tensor, draft_probs: DraftProbs | None, trees: Packed
     vocab = scores.shape[1]
     walk = empty_walk(rows, max_depth, scores.device)
     if rows:
-        block, (nodes, depth) = min(triton.next_power_of_2(vocab), BLOCK_SIZE), block_sizes(max_nodes, max_depth)
+        block = min(triton.next_power_of_2(vocab), BLOCK_SIZE)
         num_warps = max(1, min(NUM_WARPS, block // 128))
         best, sums = statistics(scores, block, num_warps)
         count = best.shape[1]
         rejection_walk_kernel[(rows,)](
             scores, best, sums, *(draft_probs or (None, None)), *parts, *noise, *walk, scores.stride(0),
             0 if draft_probs is None else draft_probs.table.stride(0), max_depth, HAS_DRAFT=draft_probs is not None,
-            VOCAB=vocab, BLOCK=block, COUNT=count, PARTS=triton.next_power_of_2(count), NODES=nodes, BLOCK_DEPTH=depth,
-            num_warps=num_warps,
+            VOCAB=vocab, BLOCK=block, COUNT=count, PARTS=triton.next_power_of_2(count),
+            NODES=block_size(max_nodes, max_depth), num_warps=num_warps,
         )  # fmt: skip
     return walk
 
@@ -97,8 +97,7 @@ def rejection_walk_kernel(
     BLOCK: tl.constexpr,  # tokens of a part, the shape of the registers
     COUNT: tl.constexpr,  # of parts
     PARTS: tl.constexpr,  # the shape of the registers
-    NODES: tl.constexpr,  # as above
-    BLOCK_DEPTH: tl.constexpr,  # the shape of the registers of a path
+    NODES: tl.constexpr,  # of a tree or path, as above
 ):
     i_row = tl.program_id(0).to(tl.int64)
     start = tl.load(p_starts + i_row)
@@ -117,9 +116,7 @@ def rejection_walk_kernel(
     # No node has itself for a parent, nor any beyond the last.
     b_parents = tl.load(p_parents + o_node, mask=m_node, other=NODES).to(tl.int32)
     o_part = tl.arange(0, PARTS)
-    # [BLOCK_DEPTH]
-    o_depth = tl.arange(0, BLOCK_DEPTH)
-    b_path = tl.full([BLOCK_DEPTH], -1, tl.int64)
+    b_path = tl.full([NODES], -1, tl.int64)
     # NODES: the walk has ended.
     node = tl.full([], -1, tl.int32)
     length = tl.full([], 0, tl.int32)
@@ -149,10 +146,10 @@ def rejection_walk_kernel(
                 following = tl.min(tl.where(m_child & (b_tokens == next_token), o_node, NODES), 0)
         else:
             next_token = tl.full([], -1, tl.int64)
-        b_path = tl.where((o_depth == length) & (following < NODES), following, b_path)
+        b_path = tl.where((o_node == length) & (following < NODES), following, b_path)
         length += (following < NODES).to(tl.int32)
         node = following
-    tl.store(p_paths + i_row * max_depth + o_depth, b_path, mask=o_depth < max_depth)
+    tl.store(p_paths + i_row * max_depth + o_node, b_path, mask=o_node < max_depth)
     tl.store(p_lengths + i_row, length.to(tl.int64))
     tl.store(p_next_tokens + i_row, next_token)
 

@@ -20,11 +20,13 @@ ASKED = (
     {"temperature": 0.7, "top_k": 5},
     {"temperature": 0.0, "repetition_penalty": 1.1},
     {"temperature": 0.7, "n": 2},
+    # The text comes true, so its chains have as many levels as trees may have nodes.
+    {"temperature": 0.0, "logit_bias": {9: 100.0}, "prediction": [9] * 24, "max_tokens": 24},
 )
 
 # Acceptance rule, what drafts, and the largest trees.
 CASES = [
-    ("rejection", "head", DraftShape(1, 2, 2)),
+    ("rejection", "head", DraftShape(1, 2, 16)),
     ("rejection", "head", DraftShape(2, 2, 4)),
     ("coupled", "head", DraftShape(2, 2, 4)),
     ("coupled", "ngram", DraftShape(2, 1, 2)),
@@ -50,7 +52,7 @@ def test_requests_launch_nothing_new(
         )
         at_start = set(found)
         for seed, asked in enumerate(ASKED):
-            params = SamplingParams(seed=seed, max_tokens=4, ignore_eos=True, **asked)
+            params = SamplingParams(**{"seed": seed, "max_tokens": 4, "ignore_eos": True, **asked})
             for request in new_group(llm, [5 + seed, 6, 7, 5 + seed, 6, 7, 5 + seed, 6], params).requests:
                 llm.engine.scheduler.add(request)
             while llm.engine.has_unfinished:
