@@ -364,8 +364,14 @@ class SimulatedGPU(TorchFunctionMode):
             return isinstance(args[1], Tensor) and "output_size" not in kwargs
         if name in ("__getitem__", "__setitem__"):
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            # A list becomes a tensor in pageable memory; the size of a masked selection depends on the mask's values.
-            return any(isinstance(one, list) or (isinstance(one, Tensor) and one.dtype == torch.bool) for one in index)
+            value = args[2] if name == "__setitem__" else args[0]
+            is_number = not isinstance(value, SimulatedTensor) and not getattr(value, "ndim", 0)
+            # A list becomes a tensor in pageable memory, and so does a number that `index_put_` gets; the size of a
+            # masked selection depends on the mask's values.
+            return any(
+                isinstance(one, list) or (isinstance(one, Tensor) and (is_number or one.dtype == torch.bool))
+                for one in index
+            )
         return name in READERS or (name == "to" and any(_is_cpu(leaf) for leaf in tree_leaves((args, kwargs))))
 
     def note(self, what: str, until: int | None = None) -> None:

@@ -58,7 +58,8 @@ class BadWords:
         """
         device = scores.device
         if len(self._single):
-            scores[:, upload(self._single, device)] = float("-inf")
+            # Not by an assignment, which would copy the number to a device and wait for it.
+            scores.index_fill_(1, upload(self._single, device), float("-inf"))
         if not self._groups:
             return
         before = upload([-1] * (self.reach - len(latest)) + list(latest), device)

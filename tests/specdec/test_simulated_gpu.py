@@ -381,8 +381,12 @@ def test_waits_of_the_host_are_noted(gpu: SimulatedGPU) -> None:
     there[there > 1]
     bool(there.any())
     torch.tensor([1], device=GPU)
+    there[0], there[:1] = 3, 4
+    for number in (5, torch.tensor(6)):
+        there[there.clone()[:1] * 0] = number
     assert [wait.split(": ")[1] for wait in gpu.waits] == [
-        "to from pageable memory", "__getitem__", "__bool__", "tensor from pageable memory",
+        "to from pageable memory", "__getitem__", "__bool__", "tensor from pageable memory", "__setitem__",
+        "__setitem__",
     ]  # fmt: skip
 
 

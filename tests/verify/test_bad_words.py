@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from specdec.verify.sampling import Context, Sampling
 from specdec.verify.token_arrays import BadWords
 from specdec.verify.transforms import NodeRows, processed_logits
 from tests.kernel_sets import TORCH
+from tests.simulated_gpu import GPU, simulated_gpu
 
 VOCAB = 5
 tokens = st.integers(0, VOCAB - 1)
@@ -60,3 +62,18 @@ def test_more_words_are_no_more_operations() -> None:
     few = [(1,), (2, 3), (4, 5, 6)]
     many = [(n,) for n in range(500)] + [(n, n + 1) for n in range(500)] + [(n, n, n + 1) for n in range(500)]
     assert operations(many) == operations(few)
+
+
+def test_edits_of_logits_let_no_host_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    edits = {"allowed_token_ids": (0, 1, 2, 3), "logit_bias": ((2, 3.0),), "min_tokens": 4, "end_tokens": (0,)}
+    penalties = {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.5}
+    sampling = Sampling(temperature=0.7, bad_words=((1,), (2, 3)), **edits, **penalties)  # type: ignore[arg-type]
+    logits, paths = torch.rand(2, VOCAB), torch.tensor([[2], [-1]])
+    rows = NodeRows(Context(sampling, [1, 2, 3], 1), 2, lambda: paths)
+    expected = processed_logits(logits.clone(), [rows], TORCH)
+    with simulated_gpu(monkeypatch) as gpu:
+        logits, paths = logits.to(GPU), paths.to(GPU)
+        gpu.waits.clear()
+        found = processed_logits(logits, [rows], TORCH)
+        assert gpu.waits == []
+        assert torch.equal(found.cpu(), expected)
