@@ -170,8 +170,8 @@ class OffloadingConnector(KVConnector):
         self.transfers.wait(seconds)
 
     def shutdown(self) -> None:
-        # Host memory may be freed next, and the device must not write there any more.
-        for copied, _ in self._saves:
+        # Host memory may be freed next, and the device must not read or write there any more.
+        for copied, _ in [*self._loads_begun, *self._saves]:
             copied.wait()
         self._end()
         self._notes.flush()

@@ -101,13 +101,17 @@ def test_a_connector_takes_what_was_asked(gpu: SimulatedGPU, geometry: Geometry,
     assert gpu.pinned.taken == 0
 
 
-def test_copies_are_done_before_host_memory_is_freed(gpu: SimulatedGPU) -> None:
+@pytest.mark.parametrize("loads", [False, True])
+def test_copies_are_done_before_host_memory_is_freed(gpu: SimulatedGPU, loads: bool) -> None:
     cache, block_bytes = cache_of(LARGE, 2)
     config = KVTransferConfig("OffloadingConnector", kv_connector_extra_config={"cpu_bytes_to_use": 4 * block_bytes})
     context = ConnectorContext(KVCaches(cache.parts, TORCH), LARGE.block_size, no_keys, block_bytes)
     connector = make_connector(config, context)
     with torch.cuda.device(GPU):
-        connector.wait_for_save([Save(0, 1, b"", frozenset(cache.parts), False)])
+        if loads:
+            connector.start_load_kv([1], [0])
+        else:
+            connector.wait_for_save([Save(0, 1, b"", frozenset(cache.parts), False)])
     gpu.waits.clear()
     connector.shutdown()
     assert gpu.waits == ["specdec.kv_transfer.host_blocks: synchronize of an event"]
