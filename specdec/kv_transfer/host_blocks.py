@@ -28,6 +28,8 @@ class HostBlocks:
             for name, part in caches.parts.items()
         }
         self._bytes = {name: part.view(num_blocks, -1).view(torch.uint8).numpy() for name, part in self._parts.items()}
+        if self._is_gpu and self._kernels.on_device:
+            self._warm_up()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -50,6 +52,12 @@ class HostBlocks:
     def store(self, sources: Sequence[int], targets: Sequence[int], parts: Iterable[str]) -> "Copied":
         """Copy parts of blocks `sources` of the device to blocks `targets` of the host."""
         return self._copy(self._device_parts, self._parts, sources, targets, parts)
+
+    def _warm_up(self) -> None:
+        """Copy the null block to the host and back, so that no user's request waits for the kernels' compilation."""
+        null = len(next(iter(self._device_parts.values()))) - 1
+        self.store([null], [0], self.names)
+        self.load([0], [null]).wait()
 
     def _copy(
         self,

@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.building.rehearsal import warmup_kinds
 from tests.fakes import save_random_eagle3, save_random_llama
 from tests.new_groups import new_group
 from tests.profiles import by_day
-from tests.simulated_gpu import simulated_gpu
+from tests.simulated_gpu import GPU, simulated_gpu
 from tests.triton_launches import recorded_launches
 
 pytestmark = pytest.mark.slow
@@ -60,3 +61,27 @@ def test_requests_launch_nothing_new(
             new = [found[line].label for line in found if line not in at_start]
             assert not new, asked
         assert llm.stats().drafts_verified > 0
+
+
+@pytest.mark.long
+def test_a_connector_launches_nothing_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its copies from and to the device."""
+    save_random_llama(tmp_path / "target", head_dim=16)
+    connector = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20}}
+    with (
+        simulated_gpu(monkeypatch),
+        recorded_launches() as found,
+        LLM(
+            tmp_path / "target", device="cuda", kv_cache_memory=1 << 18, max_model_len=64, block_size=8,
+            max_num_seqs=1, enforce_eager=True, adaptive_drafts=False, prefill_stretch=0, kv_transfer_config=connector,
+        ) as llm,
+    ):  # fmt: skip
+        at_start, own = set(found), llm.engine.connector
+        llm.generate([[*range(5, 15)]], SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
+        assert own is not None
+        assert own.get_kv_connector_stats().stored_blocks > 0
+        with torch.cuda.device(GPU):
+            own.start_load_kv([0], [0])
+        copies = {line: launch.label for line, launch in found.items() if launch.kernel.endswith(":copy_kernel")}
+        assert copies
+        assert not [copies[line] for line in copies.keys() - at_start]
