@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.triton.gumbel_argmax import best_of_parts, best_token
+from specdec.kernels.types.integers import next_power_of_2
 from specdec.kernels.types.types import DraftProbs, NoiseColumns, PackedTrees, Walk
 
 # Smaller trees take no less time, and would each have to be compiled for; their sizes change from step to step.
@@ -70,7 +71,7 @@ def check_trees(scores: Tensor, trees: PackedTrees, draft_probs: DraftProbs | No
 
 def block_size(max_nodes: int, max_depth: int) -> int:
     """Return the shape of a walk's registers, of the nodes of a tree as of a path: a chain has all nodes on one."""
-    return max(triton.next_power_of_2(max(max_nodes, max_depth)), LEAST_NODES)
+    return next_power_of_2(max(max_nodes, max_depth, LEAST_NODES))
 
 
 def empty_walk(rows: int, max_depth: int, device: torch.device) -> Walk:

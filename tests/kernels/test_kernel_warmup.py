@@ -7,6 +7,7 @@ import torch
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.building.rehearsal import warmup_kinds
+from specdec.kv_transfer.offloading_connector import OffloadingConnector
 from tests.fakes import save_random_eagle3, save_random_llama
 from tests.new_groups import new_group
 from tests.profiles import by_day
@@ -78,8 +79,8 @@ def test_a_connector_launches_nothing_new(tmp_path: Path, monkeypatch: pytest.Mo
     ):  # fmt: skip
         at_start, own = set(found), llm.engine.connector
         llm.generate([[*range(5, 15)]], SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
-        assert own is not None
-        assert own.get_kv_connector_stats().stored_blocks > 0
+        assert isinstance(own, OffloadingConnector)
+        assert any(own.tier._parts), "blocks were stored"
         with torch.cuda.device(GPU):
             own.start_load_kv([0], [0])
         copies = {line: launch.label for line, launch in found.items() if launch.kernel.endswith(":copy_kernel")}
