@@ -103,6 +103,9 @@ def bad_request(
     for own, name in names.items():
         # Not within the name of an option.
         message = re.sub(rf"(?<![\w-]){own}(?![\w-])", name, message)
+    for own, name in (fields or {}).items():
+        # A part of the parameter is no part of another field.
+        message = message if name == own else re.sub(rf"^{own}\.\w+", name, message)
     field = error.field.partition(".")[0] if isinstance(error, ParameterError) else None
     sent = None if field is None else {**names, **(fields or {})}.get(field, field)
     return ApiError(400, message, param=sent, code=code_of(error))

@@ -126,7 +126,7 @@ def _structured(field: str, **given: Any) -> StructuredOutputsParams:
     try:
         return StructuredOutputsParams(**given)
     except ValueError as error:
-        raise ApiError(400, str(error), param=field) from None
+        raise bad_request(error, None, {"structured_outputs": field}) from None
 
 
 class SamplingFields(RequestModel):
@@ -221,7 +221,7 @@ class SamplingFields(RequestModel):
         Raises:
             ApiError: a field that is wrong, or two that exclude each other.
         """
-        own = None if self.response_format is None else self.response_format.structure("response_format")
+        own = None if self.response_format is None else self.response_format.structure(self.structure_field)
         if self.structured_outputs is None:
             return own
         if own is not None:

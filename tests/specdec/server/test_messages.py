@@ -200,6 +200,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "messages: List should have at most 16384 items",
     ),
     "none": ({"messages": []}, "messages is empty"),
+    "schema": (
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": 1}}}},
+        "output_config: at '/', type is 1",
+    ),
     "format": ({"output_config": {"format": {"type": "text", "schema": {}}}}, "output_config.format.type: "),
 }
 
