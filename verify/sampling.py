@@ -77,7 +77,7 @@ class Sampling:
 
     @property
     def divisor(self) -> float:
-        """What the logits are divided by: the temperature; 1 for a greedy row."""
+        """Return the divisor of the logits: the temperature, or 1 at temperature 0."""
         return self.temperature if self.temperature >= LEAST_TEMPERATURE else 1.0
 
     @property

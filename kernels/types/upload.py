@@ -105,14 +105,9 @@ class Packet:
         for one in lists:
             padding = -len(one) % NUMBERS_ALIGNED
             numbers += one
-            if padding:
-                numbers += [0] * padding
+            numbers += [0] * padding
             sizes += len(one), padding
-        sent, least, most = self.add(numbers), min(sizes[::2]), max(sizes[::2])
-        if least == most:
-            # In half the time.
-            return [*sent.as_strided((len(lists), most), (len(numbers) // len(lists), 1)).unbind()]
-        return [*sent.split_with_sizes(sizes)[::2]]
+        return [*self.add(numbers).split_with_sizes(sizes)[::2]]
 
     def begin(self, layout: PacketLayout) -> Tensor:
         """Return the bytes of the parts that are added next, which lie as in a layout.

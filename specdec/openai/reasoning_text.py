@@ -41,10 +41,8 @@ class ServedReasoning:
         """
         if params.reasoning_ended is None:
             # What continues an answer is no thinking, unless that has begun in it.
-            goes_on = bool(template_arguments.get("continue_final_message"))
-            ended = (
-                self.marks.last(prompt) != self.marks.start if goes_on else self.marks.last(prompt) == self.marks.end
-            )
+            last, goes_on = self.marks.last(prompt), template_arguments.get("continue_final_message")
+            ended = last != self.marks.start if goes_on else last == self.marks.end
             params.reasoning_ended = ended or not self.parser.is_enabled(template_arguments)
         tags = tokenizer.special_named((self.parser.START, self.parser.END, *self.parser.ALSO_END))
         if tags and not params.reasoning_ended:

@@ -24,7 +24,7 @@ class WantedItems(ToolParser):
 
     Args:
         is_single: all calls but the first are dropped, for `parallel_tool_calls` false.
-        has_text: whether the answer may hold text. Forced calls hold none, but of one that is cut off the beginning.
+        has_text: whether the answer may hold text. That of forced calls is the beginning of a call that is cut off.
     """
 
     def __init__(self, parser: ToolParser, *, is_single: bool, has_text: bool) -> None:
@@ -40,7 +40,8 @@ class WantedItems(ToolParser):
     def _kept(self, items: Sequence[Item]) -> Iterator[Item]:
         for item in items:
             self._num_calls += isinstance(item, CallStart)
-            if self._has_text if isinstance(item, str) else self._num_calls <= 1 or not self._is_single:
+            is_dropped = not self._has_text if isinstance(item, str) else self._is_single and self._num_calls > 1
+            if not is_dropped:
                 yield item
 
 
