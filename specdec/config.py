@@ -199,7 +199,7 @@ class EngineConfig:
         panel="Model",
     )
     structured_compile_timeout: float = setting(
-        10.0,
+        5.0,
         "Seconds after which a request is refused whose structured output is still being compiled.",
         above=0,
         most=3600,
@@ -210,9 +210,6 @@ class EngineConfig:
         "Most bytes of a request's schema, regular expression, choices or grammar.",
         least=1,
         metavar="BYTES",
-    )
-    structured_cache_bytes: int = setting(
-        1 << 27, "Most bytes of compiled grammars that are kept for later requests.", least=0, metavar="BYTES"
     )
     threads: int | None = setting(
         None, "Threads of the native kernels.", least=1, most=1024, shown_default="as many as torch has"

@@ -47,7 +47,7 @@ script.py:21: error: Unexpected keyword argument "tensor_parallel" for "LLM"
 SETTINGS = """
 [mypy]
 strict = true
-[mypy-torch.*,transformers.*,tokenizers.*,rich.*,numpy.*,jinja2.*,xgrammar.*,msgspec.*,zmq.*,safetensors.*,triton.*]
+[mypy-torch.*,transformers.*,tokenizers.*,rich.*,numpy.*,jinja2.*,llguidance.*,msgspec.*,zmq.*,safetensors.*,triton.*]
 follow_imports = skip
 ignore_missing_imports = true
 """

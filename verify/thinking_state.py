@@ -118,6 +118,11 @@ class ThinkingState:
         self._read(token_ids)
         return self._has_ended and self.grammar is not None and self.grammar.is_complete(token_ids)
 
+    @property
+    def error(self) -> str | None:
+        """See `GrammarState`."""
+        return None if self.grammar is None else self.grammar.error
+
     def _read(self, token_ids: Sequence[int]) -> None:
         """Look for the end among the known tokens that are new, and tell the grammar where the answer begins."""
         if self._has_ended:

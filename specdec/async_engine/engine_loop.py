@@ -3,12 +3,13 @@
 import logging
 import time
 from collections import deque
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import msgspec
 import zmq
 
-from specdec.async_engine.compile_lanes import Compilation, CompileLanes
+from specdec.async_engine.grammar_trials import GrammarTrials
 from specdec.async_engine.messages import (
     Call,
     Cancel,
@@ -34,6 +35,7 @@ from specdec.core.request import Request
 from specdec.engine.engine import LLMEngine
 from specdec.parallel.ranks import RankDeadError
 from specdec.scheduling.step_plan import StepPlan
+from specdec.verify.grammar_state import Grammar
 
 # Messages handled between two steps: a flood of requests must not keep the running ones waiting.
 MOST_TAKEN = 256
@@ -55,7 +57,7 @@ class _Compiling(NamedTuple):
     """A request whose grammar is being compiled."""
 
     add: Add
-    compilation: Compilation
+    grammar: Future[Grammar]
 
 
 class EngineLoop:
@@ -82,7 +84,7 @@ class EngineLoop:
         # Whether answers wait for blocks on their way to other engines.
         self._is_holding = False
         # Requests whose grammars are compiled beside the steps.
-        self._lanes: CompileLanes | None = None
+        self._trials: GrammarTrials | None = None
         self._compiling: dict[int, _Compiling] = {}
 
     def run(self) -> None:
@@ -102,8 +104,8 @@ class EngineLoop:
                 if not (self._engine.works_beside and self._engine.has_unfinished):
                     self._send()
         finally:
-            if self._lanes is not None:
-                self._lanes.close()
+            if self._trials is not None:
+                self._trials.close()
 
     @property
     def _has_work(self) -> bool:
@@ -172,19 +174,19 @@ class EngineLoop:
         requests, form = self._engine.requests, add.params.structured_outputs
         if form is None or requests.grammars.known(form) is not None:
             return False
-        if self._lanes is None:
-            self._lanes = CompileLanes(requests.grammars, requests.config.structured_compile_timeout)
-        self._compiling[number] = _Compiling(add, self._lanes.submit(form, add.client))
+        if self._trials is None:
+            self._trials = GrammarTrials(requests.grammars, requests.config.structured_compile_timeout)
+        self._compiling[number] = _Compiling(add, self._trials.submit(form, add.client))
         return True
 
     def _add_compiled(self) -> None:
         """Queue the requests whose grammars have been compiled."""
-        for number, (add, compilation) in list(self._compiling.items()):
-            if compilation.future.done():
+        for number, (add, grammar) in list(self._compiling.items()):
+            if grammar.done():
                 del self._compiling[number]
                 try:
                     # The future holds the grammar until the requests have it.
-                    compilation.future.result()
+                    grammar.result()
                     self._add(number, add)
                 except Exception as error:
                     self._refuse(number, error)
@@ -197,7 +199,7 @@ class EngineLoop:
     def _cancel(self, number: int) -> None:
         """End a request; its last news are sent."""
         if compiling := self._compiling.pop(number, None):
-            compiling.compilation.cancel()
+            compiling.grammar.cancel()
             self._reply(number, compiling.add.aborted())
         elif outbox := self._outboxes.get(number):
             running = [request for request in outbox.group.requests if not request.finished]

@@ -53,7 +53,6 @@ class LLMSettings(TypedDict, total=False):
     reasoning_parser: str | None
     structured_compile_timeout: float
     structured_max_bytes: int
-    structured_cache_bytes: int
     threads: int | None
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None

@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from specdec.core.call_forms import LISTED, CallForm, ForcedCalls
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.core.tool_choice import Function, ToolChoice
-from specdec.json_schema.characters import json_text
-from specdec.json_schema.gbnf import EMPTY, Alt, Node, Repeat, Rule, Text, Token, grammar_text, seq
-from specdec.json_schema.schema import SchemaError
-from specdec.json_schema.schema_grammar import schema_rules
+from specdec.json_schema.schema import SchemaError, declared_types, followed_schema, json_rule, json_text
 from specdec.kernels.types.settings import ParameterError
 
 
@@ -51,43 +48,44 @@ def _schema_text(function: Function) -> str:
 
 
 def calls_grammar(calls: ForcedCalls) -> str:
-    """Return the grammar of an output that is calls, in GBNF. A pattern of a schema may take for ever.
+    """Return the rules of an output that is calls, in Lark's form.
 
     Raises:
         ValueError: parameters that cannot be followed; names the function, the place and the remedy.
     """
     form = calls.form
     if form is None:
-        return _text(*_arguments(*calls.functions[0], ""))
-    rules: dict[str, Node] = {}
-    objects: list[Node] = []
-    for index, (name, schema) in enumerate(calls.functions):
-        arguments, own = _arguments(name, schema, f"f{index}-")
-        rules |= own
+        return f"start: {_arguments(*calls.functions[0])}"
+    objects = []
+    for name, schema in calls.functions:
         head = f'{{"name": {json_text(name)}, "{form.arguments}": '
-        objects.append(seq(Text(head), arguments, Text("}")))
+        objects.append(f'{_text(head)} {_arguments(name, schema)} "}}"')
     special = dict(calls.special)
-    opening, closing = (Token(special[tag]) if tag in special else Text(tag) for tag in (form.opening, form.closing))
-    rules["call"] = seq(opening, Text(form.padding), Alt(tuple(objects)), Text(form.padding), closing)
-    more = EMPTY if calls.is_single else Repeat(seq(Text(form.between), Rule("call")), 0, None)
-    return _text(seq(Text(form.first), Rule("call"), more, Text(form.last)), rules)
+    opening, closing = (f"<[{special[tag]}]>" if tag in special else _text(tag) for tag in (form.opening, form.closing))
+    padding, one_of = _text(form.padding), "\n  | ".join(objects)
+    more = "" if calls.is_single else f"({_text(form.between)} call)*"
+    return (
+        f"start: {_text(form.first)} call {more} {_text(form.last)}\n"
+        f"call: {opening} {padding} object {padding} {closing}\nobject: {one_of}"
+    )
 
 
-def _text(root: Node, rules: Mapping[str, Node]) -> str:
-    text = grammar_text(root, rules)
-    assert text is not None
-    return text
+def _text(text: str) -> str:
+    return json.dumps(text)
 
 
-def _arguments(name: str, schema: str, prefix: str) -> tuple[Node, dict[str, Node]]:
-    """Return the arguments of a function, an object by its schema, and the rules that they refer to."""
+def _arguments(name: str, schema: str) -> str:
+    """Return the arguments of a function, an object by its schema."""
     try:
-        return schema_rules(json.loads(schema), ["object"], prefix)
+        found = followed_schema(json.loads(schema))
+        if "object" not in declared_types(found):
+            raise SchemaError("", f"type is {found['type']!r:.50}; it must be 'object'")
     except SchemaError as error:
         message = f"tools: the parameters of {name!r:.60} cannot be followed as an object: {error}"
         raise ParameterError("structured_outputs", message) from None
     except RecursionError:
         raise _no_json(name) from None
+    return json_rule({**found, "type": "object"}, in_one_line=True)
 
 
 def _no_json(name: str) -> ParameterError:

@@ -14,7 +14,6 @@ from specdec.core.errors import QueueFullError
 from specdec.core.lora_request import LoRARequest
 from specdec.core.outputs import Logprob, RequestMetrics, SpeculationStats, Step
 from specdec.core.sampling_params import BeamSearchParams, SamplingParams
-from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.kernels.types.settings import ParameterError
 from specdec.text.segment import Segment
 
@@ -285,20 +284,6 @@ class EndSearches(EngineCommand):
 
 
 @dataclass
-class UseGrammar(EngineCommand):
-    """Have a compiled grammar ready for the requests that follow; to ranks beside the one that has compiled it.
-
-    Attributes:
-        compiled: as xgrammar's JSON.
-        dropped: forms whose grammars need not be kept for later requests any more.
-    """
-
-    form: StructuredOutputsParams
-    compiled: str
-    dropped: list[StructuredOutputsParams]
-
-
-@dataclass
 class Close(EngineCommand):
     """Store what a connector has still to store. Nothing follows."""
 
@@ -307,7 +292,7 @@ class Close(EngineCommand):
 Control = Abort | UpdateDraft | LoadAdapter | UnloadAdapter | GetStats | CheckIntegrity | Stop
 AnyCommand = Add | Control
 # What ranks tell each other besides.
-Told = RunStep | Search | EndSearches | UseGrammar | Close
+Told = RunStep | Search | EndSearches | Close
 AnyReply = News | Done | Refused | Stats | Integrity | Unloaded
 
 

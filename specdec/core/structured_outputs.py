@@ -7,7 +7,7 @@ from typing import Any
 
 from specdec.core.call_forms import ForcedCalls
 from specdec.core.errors import wrong
-from specdec.json_schema.schema import Schema, SchemaError
+from specdec.json_schema.schema import SchemaError, followed_schema
 from specdec.kernels.types.settings import (
     Foreign,
     ParameterError,
@@ -117,7 +117,7 @@ class StructuredOutputsParams:
         try:
             text = json_text.dumps(schema, allow_nan=False)
             if len(text) <= _CHECKED_BYTES:
-                Schema(json_text.loads(text))
+                followed_schema(json_text.loads(text))
         except SchemaError as error:
             raise ParameterError(name, f"{name}: {error}") from None
         except (TypeError, ValueError, RecursionError):

@@ -31,7 +31,6 @@ from specdec.core.commands import (
     UnloadAdapter,
     Unloaded,
     UpdateDraft,
-    UseGrammar,
     one_line,
 )
 from specdec.core.device import StepScope, on_device
@@ -40,7 +39,6 @@ from specdec.core.sampling_params import BeamSearchParams
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.engine.adapters import EngineAdapters
 from specdec.engine.beam_search import BeamRequest, BeamSearch, BeamSearches
-from specdec.engine.grammar_writer import GrammarWriter
 from specdec.engine.request_maker import RequestMaker
 from specdec.engine.request_ring import RequestRing
 from specdec.engine.step_observer import StepObserver
@@ -100,7 +98,6 @@ class LLMEngine:
         self._groups: WeakValueDictionary[str, RequestGroup] = WeakValueDictionary()
         self._observer = StepObserver(scheduler, executor.worker.device)
         self._scope = StepScope(executor.worker.device, kernels.limited_threads())
-        self._grammars = GrammarWriter()
         # Of the last plan, and what the coming step learns from.
         self._check = 0
         self._measured: tuple[float, float] | None = None
@@ -140,8 +137,6 @@ class LLMEngine:
         Raises:
             ValueError, QueueFullError: it cannot be carried out; nothing has changed.
         """
-        if isinstance(command, Add) and self.ranks.layout.size > 1:
-            self._tell_grammar(command)
         with self.ranks.together(*REFUSALS):
             if not isinstance(command, GetStats | CheckIntegrity):
                 # Requests are given up even if another rank is gone.
@@ -163,8 +158,6 @@ class LLMEngine:
                 return self._search(adds, params)
             case EndSearches(numbers):
                 self.searches.end(numbers)
-            case UseGrammar():
-                self.requests.grammars.adopt(command)
             case Close():
                 self._close()
             case Abort(request_id):
@@ -203,12 +196,6 @@ class LLMEngine:
             self._abort_group(group)
             raise
         return group
-
-    def _tell_grammar(self, add: Add) -> None:
-        """Send other ranks the grammar of a request, which this one has compiled."""
-        form, grammar = add.params.structured_outputs, self.requests.compile(add)
-        if form is not None and grammar is not None and (told := self._grammars.write(form, grammar)) is not None:
-            self.ranks.tell(told)
 
     def _search(self, adds: Sequence[Add], params: BeamSearchParams) -> list[BeamSearch]:
         roots = [BeamRequest.of(self.new_group(add).requests[0]) for add in adds]
@@ -418,6 +405,9 @@ def _end_without_token(request: Request) -> None:
     grammar = request.sampling.grammar
     if grammar is not None and grammar.is_complete(request.token_ids):
         request.end()
+        return
+    if grammar is not None and grammar.error is not None:
+        request.fail(f"structured_outputs has become too complex: {grammar.error}; make it simpler")
         return
     request.fail(
         "no token can follow: the model's logits are not finite, or structured_outputs, allowed_token_ids, bad_words "

@@ -180,13 +180,7 @@ class RequestMaker:
         """
         if self.tokenizer is None:
             raise wrong("structured_outputs", "needs a tokenizer, and the model's folder has none; leave it out")
-        return GrammarCompiler(
-            self.tokenizer,
-            self.model.vocab_size,
-            self.end_tokens,
-            cache_bytes=self.config.structured_cache_bytes,
-            is_shared=self.config.tensor_parallel_size * self.config.pipeline_parallel_size > 1,
-        )
+        return GrammarCompiler(self.tokenizer, self.model.vocab_size, self.end_tokens)
 
     @cached_property
     def thinking(self) -> ThinkingMarks | None:
@@ -195,7 +189,7 @@ class RequestMaker:
         return None if name is None else thinking_marks(reasoning_parser(name), self.tokenizer, self.model.vocab_size)
 
     def compile(self, add: Add) -> Grammar | None:
-        """Return the compiled grammar of a request, which takes seconds for large schemas; None without one.
+        """Return the compiled grammar of a request, which takes a second for large forms; None without one.
 
         It is found again by `group` for as long as it is held.
 

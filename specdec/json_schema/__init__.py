@@ -1,1 +1,1 @@
-"""Conversion of JSON schemas to grammars. Keywords that no grammar can follow are refused by name."""
+"""JSON schemas of requests: checked, and written in the form that the grammar library follows."""

@@ -1,41 +1,31 @@
-"""Keywords of JSON schemas: what their values must be, which are followed and which are refused. Data only."""
+"""Keywords of JSON schemas: what their values must be, and which are refused. Data only."""
 
 # What the value of a keyword must be, as draft 2020-12 demands. Of those not named here, nothing is demanded.
 VALUES = {
     **dict.fromkeys(("$schema", "$id", "$ref", "$anchor", "$comment", "title", "description", "format"), "text"),
+    "pattern": "text",
     **dict.fromkeys(("contentEncoding", "contentMediaType", "$dynamicRef", "$dynamicAnchor"), "text"),
     **dict.fromkeys(("deprecated", "readOnly", "writeOnly", "uniqueItems"), "true or false"),
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), "a number"),
     "multipleOf": "a number above 0",
     **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), "a whole number, at least 0"),
     **dict.fromkeys(("minProperties", "maxProperties", "minContains", "maxContains"), "a whole number, at least 0"),
-    "pattern": "a regular expression that Python's re reads too",
     "type": "a JSON type or a list of them",
     "required": "a list of different texts",
     **dict.fromkeys(("enum", "examples"), "a list"),
     **dict.fromkeys(("items", "contains", "additionalProperties", "propertyNames", "unevaluatedItems"), "a schema"),
     **dict.fromkeys(("unevaluatedProperties", "not", "if", "then", "else", "contentSchema"), "a schema"),
     **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), "a list of at least one schema"),
-    **dict.fromkeys(("properties", "$defs", "definitions", "dependentSchemas"), "an object of schemas"),
-    "patternProperties": "an object of schemas by regular expressions that Python's re reads too",
+    **dict.fromkeys(("properties", "patternProperties", "dependentSchemas"), "an object of schemas"),
+    **dict.fromkeys(("$defs", "definitions"), "an object of schemas"),
 }
 TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
-
-# Keywords that constrain values of one type, and that type. They are followed, alone and beside each other, but for
-# `BESIDE` below and what their place in `specdec.json_schema.converter` refuses.
-CONSTRAINTS = {
-    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), "number"),
-    **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), "string"),
+# Keywords that constrain values of one type, which is meant where the schema has no `type`.
+MEANT = {
     **dict.fromkeys(("prefixItems", "items", "unevaluatedItems", "minItems", "maxItems"), "array"),
     **dict.fromkeys(("properties", "required", "additionalProperties", "unevaluatedProperties"), "object"),
     **dict.fromkeys(("patternProperties", "propertyNames", "minProperties", "maxProperties"), "object"),
 }
-# Types that are taken from the constraints where the schema has no `type`. A number or a text has to be named.
-INFERRED = ("object", "array")
-# Keywords that say by other schemas what the value is. One of them is followed, with `type`, and without constraints.
-APPLICATORS = ("$ref", "anyOf", "oneOf", "allOf")
-# Keywords that list values. Those that all other keywords beside them allow are followed.
-FINITE = ("const", "enum")
 
 _OUT = "leave it out"
 # Keywords that no grammar follows, and the remedy. They may be there with the value False.
@@ -46,16 +36,6 @@ REFUSED = {
     "additionalItems": "write 'prefixItems' and 'items'",
     "$anchor": "refer to the schema by its place, '#/…'",
 }
-# Pairs of keywords that are not followed together, and the remedy.
-BESIDE = {
-    ("pattern", "minLength"): "put the length into the pattern",
-    ("pattern", "maxLength"): "put the length into the pattern",
-    ("format", "minLength"): "keep one of them",
-    ("format", "maxLength"): "keep one of them",
-    ("format", "pattern"): "keep one of them",
-    ("propertyNames", "patternProperties"): "write it as 'patternProperties' alone",
-}
-
 _DAY = r"[1-9]\d{3}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
 _LEAP = r"([1-9]\d(0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26])00)-02-29"
 _DATE = rf"({_DAY}|{_LEAP})"

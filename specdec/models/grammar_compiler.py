@@ -5,50 +5,39 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from specdec.core.commands import UseGrammar
 from specdec.core.structured_outputs import StructuredOutputsParams
-from specdec.models.grammar_source import GrammarSource, grammar_source, one_line_errors
+from specdec.models.grammar_source import grammar_source, not_followed
+from specdec.models.grammar_tokens import GrammarTokens
 from specdec.models.tokenizer import Tokenizer
-from specdec.verify.grammar_state import Grammar, GrammarState
+from specdec.verify.grammar_state import Grammar, GrammarError, GrammarState
 
 if TYPE_CHECKING:
     # Loaded with the first structured request.
-    from xgrammar import TokenizerInfo
+    from llguidance import LLTokenizer
 
-# Bytes of compiled grammars that are kept for later requests by default.
-CACHE_BYTES = 128 << 20
-# Threads of one compilation, which runs beside the engine.
-THREADS = 2
+# Bytes of forms whose compiled grammars are kept for later requests; those of a large list of choices take some
+# thirty times as many.
+MOST_KEPT = 1 << 20
+# What a form counts at least.
+_LEAST = 1 << 12
 
 
 class GrammarCompiler:
-    """Compiles grammars with xgrammar (Dong et al. 2024), and keeps those that were used last.
+    """Compiles grammars with llguidance, and keeps those that were used last.
 
     Its methods may be called from several threads; they let other threads run.
 
     Args:
         vocab_size: columns of the model's logits.
         end_tokens: tokens after which the model's output ends.
-        cache_bytes: most bytes of grammars that are kept; the least recently used go first.
-        is_shared: whether other ranks read the grammars; their text is then made here, and not within a step.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        vocab_size: int,
-        end_tokens: frozenset[int],
-        *,
-        cache_bytes: int = CACHE_BYTES,
-        is_shared: bool = False,
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: frozenset[int]) -> None:
         self.tokenizer, self.vocab_size, self.end_tokens = tokenizer, vocab_size, end_tokens
-        self.cache_bytes, self.is_shared = cache_bytes, is_shared
         self._lock = threading.Lock()
         # The least recently used first; and those that something else holds.
         self._kept: dict[StructuredOutputsParams, Grammar] = {}
         self._held: WeakValueDictionary[StructuredOutputsParams, Grammar] = WeakValueDictionary()
-        self._adopted: dict[StructuredOutputsParams, Grammar] = {}
 
     def known(self, params: StructuredOutputsParams) -> Grammar | None:
         """Return the grammar if it is compiled already."""
@@ -58,47 +47,29 @@ class GrammarCompiler:
                 self._kept[params] = grammar
             return grammar
 
-    def compile(self, params: StructuredOutputsParams, source: GrammarSource | None = None) -> Grammar:
-        """Return the compiled grammar; large schemas take seconds.
+    def compile(self, params: StructuredOutputsParams, source: str | None = None) -> Grammar:
+        """Return the compiled grammar.
 
         Args:
-            source: the form's text, if it is made already.
+            source: of the form, if it is made already.
 
         Raises:
             ValueError: an invalid schema, regular expression or grammar; names it and the reason.
         """
-        grammar = self.known(params)
-        if grammar is None:
-            with one_line_errors(params):
-                grammar = Grammar((source or grammar_source(params)).compiled(self.tokens, THREADS))
-            grammar = self._keep(params, grammar)
-        if self.is_shared:
-            _ = grammar.text
-        return grammar
-
-    def adopt(self, told: UseGrammar) -> None:
-        """Have a grammar that another rank has compiled, until it says that it may be dropped."""
-        from xgrammar import CompiledGrammar
-
-        for form in told.dropped:
-            del self._adopted[form]
-        grammar = self.known(told.form) or Grammar(CompiledGrammar.deserialize_json(told.compiled, self.tokens))
-        self._adopted[told.form] = self._keep(told.form, grammar)
-
-    def _keep(self, params: StructuredOutputsParams, grammar: Grammar) -> Grammar:
-        """Keep a grammar, unless another thread was faster; return the one that is kept."""
+        if (grammar := self.known(params)) is not None:
+            return grammar
+        try:
+            grammar = Grammar(source or grammar_source(params), self.tokens)
+        except GrammarError as error:
+            raise not_followed(params.shown_form, str(error)) from None
+        # Unless another thread was faster.
         with self._lock:
             grammar = self._held.setdefault(params, grammar)
-            if _num_bytes(params, grammar) <= self.cache_bytes:
+            if params.num_bytes <= MOST_KEPT:
                 self._kept[params] = grammar
-            while self.kept_bytes > self.cache_bytes:
+            while sum(max(form.num_bytes, _LEAST) for form in self._kept) > MOST_KEPT:
                 del self._kept[next(iter(self._kept))]
             return grammar
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of the grammars that are kept."""
-        return sum(_num_bytes(params, grammar) for params, grammar in self._kept.items())
 
     def state(self, grammar: Grammar, num_prompt: int, end_tokens: frozenset[int]) -> GrammarState:
         """Return the state of a new request.
@@ -121,10 +92,11 @@ class GrammarCompiler:
         return list(self.tokenizer.backend.encode(text, add_special_tokens=False).ids)
 
     @cached_property
-    def tokens(self) -> "TokenizerInfo":
+    def token_texts(self) -> GrammarTokens:
         """The text of every token."""
-        return self.tokenizer.grammar_info(self.vocab_size, self.end_tokens)
+        return self.tokenizer.grammar_tokens(self.vocab_size, self.end_tokens)
 
-
-def _num_bytes(params: StructuredOutputsParams, grammar: Grammar) -> int:
-    return params.num_bytes + grammar.num_bytes
+    @cached_property
+    def tokens(self) -> "LLTokenizer":
+        """The same as the library has it."""
+        return self.token_texts.library_tokens()

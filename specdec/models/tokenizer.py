@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer as FastTokenizer
@@ -18,19 +18,13 @@ from specdec.gguf.file import GgufFile, is_gguf
 from specdec.gguf.tokenizer import load_gguf_tokenizer
 from specdec.models.checkpoint import check_tokenizer, has_tokenizer
 from specdec.models.content_formats import ContentFormats
+from specdec.models.grammar_tokens import GrammarTokens
 from specdec.models.token_length import longest_token
 from specdec.text.text_stream import REPLACEMENT, TextStream, WholeTokens
 from specdec.text.token_texts import TokenTexts
 
-if TYPE_CHECKING:
-    # Loaded with the first structured request.
-    from xgrammar import TokenizerInfo
-
-
 # Templates whose content formats are remembered.
 _MOST_TEMPLATES = 32
-# No character begins with this byte in UTF-8.
-_NO_TEXT = b"\xff"
 # Characters of texts that are tokenized by one call, which takes a hundred times as many bytes.
 _MOST_AT_ONCE = 1 << 18
 
@@ -237,27 +231,18 @@ class Tokenizer:
         ) as error:
             raise ValueError(f"the chat template refuses the conversation: {first_line(error)}") from None
 
-    def grammar_info(self, vocab_size: int, end_tokens: frozenset[int]) -> "TokenizerInfo":
+    def grammar_tokens(self, vocab_size: int, end_tokens: frozenset[int]) -> GrammarTokens:
         """Return the text of every token, as grammars need it.
-
-        Special tokens have bytes that no text has, so a grammar allows one only where it names its number. A token
-        without text would be refused there too.
 
         Args:
             vocab_size: columns of the model's logits.
             end_tokens: tokens that end an output.
         """
-        from xgrammar import TokenizerInfo
-
-        ends = sorted(end_tokens) or None
-        kind = TokenizerInfo.from_huggingface(self._hf, vocab_size=vocab_size, stop_token_ids=ends)
-        texts: list[str | bytes] = [""] * vocab_size
-        special = self.special_tokens
-        for text, token in self._hf.get_vocab().items():
-            # A tokenizer may have more tokens than the model, which can neither read nor generate them.
-            if token < vocab_size:
-                texts[token] = text if token not in special else "" if token in end_tokens else _NO_TEXT
-        return TokenizerInfo.from_vocab_and_metadata(texts, kind.dump_metadata())
+        special, known = self.special_tokens, self.token_texts
+        texts = [b""] * max(vocab_size, len(self._hf))
+        for name, token in self._hf.get_vocab().items():
+            texts[token] = name.encode() if token in special else known.part_bytes(token) or known.text(token).encode()
+        return GrammarTokens(texts, sorted(special), sorted(end_tokens))
 
     def text_before(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens without the incomplete character that they may end with."""

@@ -3,7 +3,7 @@
 import re
 from typing import ClassVar
 
-from specdec.json_schema.characters import json_text
+from specdec.json_schema.schema import json_text
 from specdec.tool_calls.tagged_calls import TaggedCalls
 
 _ID, _ARGUMENTS = "[CALL_ID]", "[ARGS]"

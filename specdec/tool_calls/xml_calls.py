@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from specdec.core.call_forms import HERMES
-from specdec.json_schema.keywords import CONSTRAINTS, INFERRED, TYPES
-from specdec.json_schema.schema import referred_part
-from specdec.json_schema.values import is_type
+from specdec.json_schema.keywords import MEANT, TYPES
+from specdec.json_schema.schema import is_type, referred_part
 from specdec.tool_calls.tagged_calls import SteppedParser, begun_tag
 from specdec.tool_calls.tool_call_reader import CallArguments, CallStart
 
@@ -163,4 +162,4 @@ def _types(schema: Any, root: Any, known: dict[str, set[str] | None] | None = No
             # An alternative that names no type allows a string; one that leads back here allows what others do.
             leads_back = isinstance(part, Mapping) and known.get(str(part.get("$ref")), own) is None
             found |= own or (set() if key == "allOf" or leads_back else {"string"})
-    return found or {CONSTRAINTS[keyword] for keyword in schema if keyword in CONSTRAINTS} & set(INFERRED)
+    return found or {MEANT[keyword] for keyword in schema if keyword in MEANT}

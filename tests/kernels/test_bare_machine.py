@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PLUGIN = """
 import sys
 
-sys.modules.update(dict.fromkeys(["fastapi", "jsonschema", "openai", "schemathesis", "xgrammar"]))
+sys.modules.update(dict.fromkeys(["fastapi", "jsonschema", "openai", "schemathesis", "llguidance"]))
 
 
 def pytest_collection():

@@ -9,15 +9,11 @@ import pytest
 
 from specdec import LLM, SamplingParams, StructuredOutputsParams
 from specdec.building.engine_builder import EngineBuilder
-from specdec.engine import grammar_writer
-from specdec.engine.grammar_writer import GrammarWriter
-from specdec.models.grammar_compiler import GrammarCompiler
 from specdec.models.sharded_llama import ShardedLlama
-from specdec.models.tokenizer import Tokenizer
 from tests.fakes import save_random_block
 from tests.profiles import by_day
 from tests.specdec.parallel.thread_ranks import thread_ranks
-from tests.specdec.structured.checkpoints import EOS, SHAPE, VOCAB, Bytes
+from tests.specdec.structured.checkpoints import SHAPE, VOCAB, Bytes
 
 pytestmark = pytest.mark.slow
 
@@ -146,39 +142,12 @@ def test_a_grammar_that_cannot_be_followed_hurts_no_other_request(bytes_model: B
     with engine(bytes_model, bytes_model.head3, tensor_parallel_size=2) as llm:
         stream = llm.stream([[5, 6, 7]], PARAMS[0])
         next(iter(stream))
-        with pytest.raises(ValueError, match=r"structured_outputs.regex cannot be followed: [^\n]*; write [^\n]*$"):
+        with pytest.raises(ValueError, match=r"structured_outputs.regex cannot be followed: [^\n]*; correct it$"):
             llm.generate([[5, 6]], wrong, use_tqdm=False)
         outputs = llm.generate([[5, 6, 7]] * 2, [impossible, PARAMS[0]], use_tqdm=False)
         assert [output.outputs[0].finish_reason for output in outputs] == ["error", "stop"]
         assert outputs[1].token_ids == plain[0]
         assert list(stream)[-1].token_ids == plain[0]
-
-
-def test_a_grammar_is_sent_once_while_it_is_kept(bytes_model: Bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those used last are kept, up to a size. What is read has the masks of what was written."""
-    tokenizer = Tokenizer(bytes_model.target)
-    compiler = GrammarCompiler(tokenizer, VOCAB, frozenset([EOS]), is_shared=True)
-    # It keeps nothing for itself.
-    reader = GrammarCompiler(tokenizer, VOCAB, frozenset([EOS]), cache_bytes=0)
-    params = [StructuredOutputsParams(choice=[letter * 3]) for letter in "abc"]
-    grammars = [compiler.compile(one) for one in params]
-    assert compiler.compile(params[0]) is grammars[0]
-    size = max(len(grammar.text) for grammar in grammars)
-    monkeypatch.setattr(grammar_writer, "MOST_KEPT", 2 * size)
-    writer = GrammarWriter()
-    news = []
-    for place in (0, 0, 1, 0, 2, 0, 1):
-        told = writer.write(params[place], grammars[place])
-        news.append(told is not None)
-        if told is not None:
-            reader.adopt(told)
-        read = reader.known(params[place])
-        assert read is not None
-        output = [3, 4, *compiler.encode("abc"[place])]
-        own, other = (compiler.state(grammar, 2, frozenset()) for grammar in (grammars[place], read))
-        assert (own.masks(output, [[]]) == other.masks(output, [[]])).all()
-    assert news == [True, False, True, False, True, False, True]
-    assert sum(reader.known(one) is not None for one in params) == 2
 
 
 @pytest.mark.long
@@ -194,8 +163,6 @@ def test_thinking_and_the_form_behind_it_are_those_of_one_rank(thinking_model: B
     for settings in ({}, ranks):
         with engine(thinking_model, thinking_model.head3, reasoning_parser="qwen3", **settings) as llm:
             found.append((texts(llm, params), llm.stats().trees_by_accepted))
-            # Then they are made into text beside the steps.
-            assert llm.request_maker.grammars.is_shared == bool(settings)
     assert found[0] == found[1]
     # The end mark comes behind at most as many tokens, and a start mark.
     marks = [row.index(269) for row in found[0][0]]

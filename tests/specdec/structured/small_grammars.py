@@ -1,26 +1,45 @@
-"""Small grammars over ten tokens, and what a fresh matcher says of them."""
+"""Small grammars over ten tokens and some special ones, and what a fresh matcher says of them."""
 
 import random
 from collections.abc import Sequence
 from functools import cache
 
-from xgrammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, TokenizerInfo, allocate_token_bitmask
+from llguidance import LLTokenizer, TokenizerWrapper
 
 from specdec.verify.grammar_state import Grammar, GrammarState
 
 # Token ids are places in this list; the last one ends an output.
 TOKENS = ["a", "b", "c", "ab", "bc", "1", "2", "12", '"', "<end>"]
 END = len(TOKENS) - 1
+# Special tokens, which grammars name by their numbers.
+SPECIAL = list(range(len(TOKENS), 14))
 # More columns than tokens.
 VOCAB = 41
-GRAMMARS = ['"a" | "ab" | "abc1"', '[ab]+ "12"', '"a" root? "b"', '"\\"" [a-c1]{2,5} "\\""', '("ab" | "bc"){1,3} "1"?']
+GRAMMARS = [
+    '"a" | "ab" | "abc1"',
+    '/[ab]+/ "12"',
+    '"a" start? "b"',
+    '"\\"" /[a-c1]/{2,5} "\\""',
+    '("ab" | "bc"){1,3} "1"?',
+    '<[10]> "ab12" <[11]>+ | <[12]> /[ab]/',
+]
 PROMPT = [8, 8]
 
 
+class _Tokens:
+    """What llguidance reads of a tokenizer."""
+
+    tokens = tuple(token.encode() for token in (*TOKENS, *(f"<{token}>" for token in SPECIAL)))
+    special_token_ids, eos_token_id, bos_token_id = (END, *SPECIAL), END, None
+
+    def __call__(self, text: bytes) -> list[int]:
+        return encode(text.decode())
+
+
 @cache
-def compiled(grammar: str) -> CompiledGrammar:
-    info = TokenizerInfo([*TOKENS[:-1], ""], vocab_size=VOCAB, stop_token_ids=[END])
-    return GrammarCompiler(info, max_threads=1).compile_grammar(f"root ::= {grammar}")
+def compiled(grammar: str) -> Grammar:
+    tokens = LLTokenizer(TokenizerWrapper(_Tokens()), n_vocab=VOCAB, eos_token=[END], slices=[])
+    return Grammar(f'%llguidance {{"no_forcing": true}}\nstart: {grammar}', tokens)
 
 
 def encode(text: str) -> list[int]:
@@ -34,22 +53,19 @@ def encode(text: str) -> list[int]:
 
 
 def state_of(grammar: str) -> GrammarState:
-    return GrammarState(Grammar(compiled(grammar)), frozenset([END]), len(PROMPT), VOCAB)
+    return GrammarState(compiled(grammar), frozenset([END]), len(PROMPT), VOCAB)
 
 
 def allowed_after(grammar: str, tokens: Sequence[int]) -> set[int]:
-    """Tokens that a fresh matcher allows after all of these, none if it does not take them."""
-    matcher = GrammarMatcher(compiled(grammar))
+    """Tokens that a fresh matcher takes after all of these, none if it does not take them."""
+    matcher = compiled(grammar).matcher()
     for place, token in enumerate(tokens):
-        if matcher.is_terminated():
-            return {END} if set(tokens[place:]) == {END} else set()
-        if not matcher.accept_token(token):
+        if token == END:
+            return {END} if matcher.is_accepting() and set(tokens[place:]) == {END} else set()
+        if matcher.try_consume_tokens([token]) == 0:
             return set()
-    if matcher.is_terminated():
-        return {END}
-    mask = allocate_token_bitmask(1, VOCAB)
-    matcher.fill_next_token_bitmask(mask)
-    return {token for token in range(VOCAB) if int(mask[0, token // 32]) >> token % 32 & 1}
+    found = {token for token in range(END + 1 + len(SPECIAL)) if token != END and matcher.validate_tokens([token])}
+    return found | {END} if matcher.is_accepting() else found
 
 
 def random_output(grammar: str, seed: int, most: int) -> list[int]:

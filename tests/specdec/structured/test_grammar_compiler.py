@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 
 from specdec import StructuredOutputsParams
+from specdec.models import grammar_compiler
 from specdec.models.grammar_compiler import GrammarCompiler
 from specdec.models.tokenizer import Tokenizer
 from tests.specdec.metaspace_llama import VOCAB, ids, save_metaspace
@@ -15,23 +16,41 @@ from tests.specdec.structured.byte_grammars import END, ByteTokens
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.long
-def test_kept_grammars_have_at_most_so_many_bytes() -> None:
-    """Those that were used last are kept. One that is larger than all of the cache is not."""
-    forms = [StructuredOutputsParams(choice=[f"{letter}{word}" for word in range(30)]) for letter in "abcd"]
-    plain = GrammarCompiler(cast(Tokenizer, ByteTokens()), END + 1, frozenset([END]))
-    plain.compile(forms[0])
-    most = 3 * plain.kept_bytes
-    assert most > 0
-    compiler = GrammarCompiler(cast(Tokenizer, ByteTokens()), END + 1, frozenset([END]), cache_bytes=most)
+@pytest.fixture
+def byte_compiler() -> GrammarCompiler:
+    return GrammarCompiler(cast(Tokenizer, ByteTokens()), END + 1, frozenset([END]))
+
+
+def test_kept_grammars_are_those_used_last(byte_compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their forms have at most so many bytes. One that is larger than all of that is not kept."""
+    forms = [StructuredOutputsParams(choice=[f"{letter}{word}" * 99 for word in range(30)]) for letter in "abcd"]
+    monkeypatch.setattr(grammar_compiler, "MOST_KEPT", 3 * forms[0].num_bytes)
     for form in (0, 1, 2, 0, 3):
-        compiler.compile(forms[form])
-        assert compiler.kept_bytes <= most
+        byte_compiler.compile(forms[form])
     gc.collect()
-    assert [compiler.known(form) is not None for form in forms] == [True, False, True, True]
-    compiler.compile(StructuredOutputsParams(choice=[f"word {word}" for word in range(1000)]))
+    assert [byte_compiler.known(form) is not None for form in forms] == [True, False, True, True]
+    byte_compiler.compile(StructuredOutputsParams(choice=[f"word {word}" * 99 for word in range(300)]))
     gc.collect()
-    assert [compiler.known(form) is not None for form in forms] == [True, False, True, True]
+    assert [byte_compiler.known(form) is not None for form in forms] == [True, False, True, True]
+
+
+def test_many_small_forms_are_not_all_kept(byte_compiler: GrammarCompiler) -> None:
+    """A compiled grammar takes some kB, however short its form is."""
+    forms = [StructuredOutputsParams(regex=f"a{number}") for number in range(300)]
+    for form in forms:
+        byte_compiler.compile(form)
+    gc.collect()
+    assert [byte_compiler.known(form) is not None for form in forms] == [False] * 44 + [True] * 256
+
+
+def test_a_grammar_that_is_held_is_found_again(byte_compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_compiler, "MOST_KEPT", 0)
+    form = StructuredOutputsParams(regex="a+")
+    grammar = byte_compiler.compile(form)
+    assert byte_compiler.compile(form) is grammar
+    del grammar
+    gc.collect()
+    assert byte_compiler.known(form) is None
 
 
 def test_forced_text_gets_no_space_before_it(tmp_path: Path) -> None:

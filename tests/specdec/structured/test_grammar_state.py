@@ -9,6 +9,7 @@ from specdec.draft_heads.drafting.chains import ChainRates
 from specdec.draft_heads.drafting.structured_drafts import ForcedText, pruned
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types.tree import DraftTree
+from specdec.verify import grammar_state
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import processed_logits
 from specdec.verify.verifier import RULES
@@ -18,9 +19,11 @@ from tests.specdec.structured.small_grammars import (
     END,
     GRAMMARS,
     PROMPT,
+    SPECIAL,
     TOKENS,
     VOCAB,
     allowed_after,
+    compiled,
     encode,
     random_output,
     state_of,
@@ -28,10 +31,13 @@ from tests.specdec.structured.small_grammars import (
 from tests.strategies import draft_trees, seeds
 from tests.verify.sampled_rows import SampledRow, nodes_of, verify
 
+NAMES = [*TOKENS, *(f"<{token}>" for token in SPECIAL)]
+# Its texts can be read in so many ways that a long one is more than is looked at.
+AMBIGUOUS = "a\na: a a | /[ab]/ | a a a"
 grammars = st.sampled_from(GRAMMARS)
 
 
-@given(grammar=grammars, seed=seeds, size=st.integers(0, 4), tree=draft_trees(12, len(TOKENS)))
+@given(grammar=grammars, seed=seeds, size=st.integers(0, 4), tree=draft_trees(12, len(TOKENS) + 3))
 def test_masks_are_those_of_a_fresh_matcher_in_any_order_of_calls(
     grammar: str, seed: int, size: int, tree: DraftTree
 ) -> None:
@@ -61,8 +67,32 @@ def test_forced_tokens_are_in_the_grammar_and_single_ones_without_an_alternative
     allowed = allowed_after(grammar, output)
     assert not (len(allowed) == 1 and most) or chain[0] in allowed
     # A choice between texts, and not only between ways to cut one into tokens, forces nothing.
-    if len({TOKENS[token][0] for token in allowed}) > 1:
+    if len({NAMES[token][0] for token in allowed}) > 1:
         assert chain == []
+
+
+@pytest.mark.parametrize(
+    ("grammar", "output", "forced"),
+    [
+        ('"a" ("b" | "c") "12ab"', [0], []),
+        ('"a" ("b" | "c") "12ab"', [0, 1], ["12", "ab", "<end>"]),
+        ('"ab" | "abc1"', [], ["ab"]),
+        ('"ab" | "abc1"', [3], []),
+        ('"1" | "ab"', [5], ["<end>"]),
+        ('"bc" <[10]> "ab" <[11]>', [], ["bc", "<10>", "ab", "<11>", "<end>"]),
+        ('<[10]> ("a" | "b") <[11]> "12"', [], ["<10>"]),
+        ('<[10]> ("a" | "b") <[11]> "12"', [10, 0], ["<11>", "12", "<end>"]),
+        ("<[10]> | <[11]>", [], []),
+        ('"a" (<[10]> | "bc")', [0], []),
+    ],
+)
+def test_forced_text_is_the_only_one_cut_as_the_tokenizer_cuts_it(
+    grammar: str, output: list[int], forced: list[str]
+) -> None:
+    chains = ForcedText(state_of(grammar), ChainRates(), encode).chains([*PROMPT, *output], 9)
+    found = [NAMES[token] for chain in chains for token in chain.tokens]
+    # Behind the end there are end tokens alone.
+    assert found == forced + ["<end>"] * (9 - len(forced) if forced[-1:] == ["<end>"] else 0)
 
 
 @pytest.mark.parametrize("most", [3, 1000])
@@ -80,7 +110,7 @@ def test_a_long_literal_is_looked_into_as_far_as_is_asked(most: int) -> None:
     grammar=grammars,
     seed=seeds,
     size=st.integers(0, 3),
-    tree=draft_trees(8, len(TOKENS)),
+    tree=draft_trees(8, len(TOKENS) + 3),
     rule=st.sampled_from(["coupled", "rejection"]),
     temperature=st.sampled_from([0.0, 0.7, 1.0]),
     kernels=st.sampled_from([TORCH, REFERENCES]),
@@ -119,6 +149,50 @@ def test_behind_the_end_there_are_end_tokens_alone() -> None:
     assert state.allows([*PROMPT, 0, END], [END, END])
     assert not state.allows([*PROMPT, 0, END], [END, 0])
     assert state.is_complete([*PROMPT, 0, END, END])
+
+
+@given(grammar=grammars, seed=seeds, ends=st.integers(0, 3), paths=st.lists(st.lists(st.sampled_from([END, 0, 10]))))
+def test_masks_behind_the_end_are_those_of_a_fresh_state(
+    grammar: str, seed: int, ends: int, paths: list[list[int]]
+) -> None:
+    output = random_output(grammar, seed, 20)
+    output += [END] * ends if END in allowed_after(grammar, output) else []
+    state = state_of(grammar)
+    for known in range(len(output) + 1):
+        token_ids = [*PROMPT, *output[:known]]
+        for path, mask in zip(paths, state.masks(token_ids, paths) if paths else [], strict=True):
+            assert state.allows(token_ids, path) == bool(allowed_after(grammar, token_ids[len(PROMPT) :] + path))
+            if state.allows(token_ids, path):
+                assert mask.tolist() == state_of(grammar).masks([*token_ids, *path], [[]])[0].tolist()
+    assert state.error is None
+
+
+def test_a_grammar_that_becomes_too_complex_leaves_no_token_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a path of drafts, too; then the state goes on with the known output."""
+    monkeypatch.setattr(grammar_state, "_MOST_ITEMS", 300)
+    compiled.cache_clear()
+    state, most = state_of(AMBIGUOUS), 0
+    while state.masks(PROMPT, [[0] * most]).any():
+        most += 1
+    assert most > 5
+    # The path is a draft: the known output goes on, with the masks of a state without an error.
+    for size in (0, 3, most - 1):
+        output, path = [*PROMPT, *[0] * size], [0] * (most - size)
+        for each in (state, state_of(AMBIGUOUS)):
+            masks = each.masks(output, [path, [], path[:-1]])
+            assert [mask.any() for mask in masks] == [False, True, True]
+            assert masks[1].tolist() == state_of(AMBIGUOUS).masks(output, [[]])[0].tolist()
+            assert each.is_complete(output) == (size > 0)
+            assert each.error is None
+    assert not state.masks([*output, 0], [[]]).any()
+    assert "Too many items" in str(state.error)
+    assert "\n" not in str(state.error)
+    state = state_of(AMBIGUOUS)
+    for size in range(most, most + 3):
+        assert not state.masks([*PROMPT, *[0] * size], [[]]).any()
+        assert not state.is_complete([*PROMPT, *[0] * size])
+        assert state.forced([*PROMPT, *[0] * size], [], 3, encode) == []
+    compiled.cache_clear()
 
 
 def test_forbidden_nodes_leave_with_all_below_them() -> None:

@@ -1,6 +1,7 @@
-"""Forms with many parts: their grammars grow in proportion, and follow all of them."""
+"""Forms with many parts: their grammars are compiled in proportion, and follow all of them."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -8,9 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec import StructuredOutputsParams
-from specdec.json_schema.gbnf import grammar_text
-from specdec.json_schema.schema_grammar import schema_grammar
-from specdec.json_schema.text_trees import text_tree
 from tests.specdec.structured.byte_grammars import accepts, compiled, compiler
 
 pytestmark = pytest.mark.slow
@@ -24,7 +22,7 @@ def test_alternatives_of_a_pattern_are_all_kept() -> None:
 
 @given(texts=st.sets(st.text(st.sampled_from('ab"\\é'), min_size=1, max_size=6), min_size=1, max_size=30))
 def test_a_tree_has_its_texts_alone(texts: set[str]) -> None:
-    grammar = compiler().compile(StructuredOutputsParams(choice=sorted(texts))).compiled
+    grammar = compiler().compile(StructuredOutputsParams(choice=sorted(texts)))
     for text in texts:
         assert accepts(grammar, text)
     for text in {text[:-1] for text in texts} | {text + "a" for text in texts} | {""}:
@@ -34,7 +32,7 @@ def test_a_tree_has_its_texts_alone(texts: set[str]) -> None:
 @pytest.mark.long
 def test_texts_within_each_other_are_no_deeper_than_a_parser_takes() -> None:
     texts = ["a" * size for size in range(1, 400)]
-    grammar = compiler().compile(StructuredOutputsParams(choice=texts)).compiled
+    grammar = compiler().compile(StructuredOutputsParams(choice=texts))
     assert all(accepts(grammar, text) for text in texts)
     assert not accepts(grammar, "a" * 400)
 
@@ -50,18 +48,14 @@ FORMS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_ten_times_the_texts_take_at_most_twenty_times_the_memory(name: str) -> None:
-    small, large = (compiler().compile(StructuredOutputsParams(**FORMS[name](count))) for count in (1000, 10_000))
-    assert large.compiled.memory_size_bytes < 20 * small.compiled.memory_size_bytes
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("needed", [False, True])
-def test_properties_have_few_rules(needed: bool) -> None:
-    """The compiler's time grows with the product of rules and characters."""
-    schema = optional(1000)["json"]
-    text = schema_grammar({**schema, "required": list(schema["properties"]) if needed else []}, in_one_line=True)
-    assert text.count("::=") < 1200
+def test_ten_times_the_texts_take_at_most_twenty_times_as_long(name: str) -> None:
+    seconds = []
+    for count in (1000, 10_000):
+        begin = time.process_time()
+        compiler().compile(StructuredOutputsParams(**FORMS[name](count)))
+        seconds.append(time.process_time() - begin)
+    # Of noise, a tenth of a second.
+    assert seconds[1] < 20 * seconds[0] + 0.1
 
 
 @pytest.mark.long
@@ -94,10 +88,3 @@ def test_drawn_properties_come_in_their_order(data: st.DataObject) -> None:
     more = ["c"] if data.draw(st.booleans()) else []
     text = json.dumps(dict.fromkeys([*chosen, *more]))
     assert accepts(grammar, text) == (set(needed) <= set(chosen) and (free or not more))
-
-
-def test_a_tree_of_texts_is_linear() -> None:
-    texts = [f"{i:05d}" for i in range(10_000)]
-    text = grammar_text(text_tree(texts), {})
-    assert text is not None
-    assert len(text) < 10 * len(texts)

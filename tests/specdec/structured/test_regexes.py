@@ -5,16 +5,15 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from specdec import StructuredOutputsParams
 from tests.profiles import num_cases
-from tests.specdec.structured.byte_grammars import accepts, compiler, random_output
+from tests.specdec.structured.byte_grammars import accepts, by_python, compiler, random_output
 
 pytestmark = [pytest.mark.hypothesis, pytest.mark.slow]
 
-# Where a set begins with an escaped `^`, xgrammar's own reading inverts it; and its `.` takes a line's end.
 SETS = [
     r"[\^a]",
     r"[\^]",
@@ -54,31 +53,41 @@ def is_known(pattern: str) -> bool:
 
 
 @pytest.mark.long
-@given(PATTERNS.filter(is_known), st.lists(st.text("ab^-\n1._ ", max_size=6), max_size=10), st.integers(0, 99))
+@given(PATTERNS.filter(is_known), st.lists(st.text("ab^-\n1._ é", max_size=6), max_size=10), st.integers(0, 99))
 @settings(max_examples=num_cases(150))
 def test_regexes_match_the_texts_that_they_match_in_python(pattern: str, texts: list[str], seed: int) -> None:
-    grammar = compiler().compile(StructuredOutputsParams(regex=pattern)).compiled
-    assert all(accepts(grammar, text) == bool(re.fullmatch(pattern, text)) for text in [*SHORT, *texts])
+    expected = by_python(pattern)
+    try:
+        grammar = compiler().compile(StructuredOutputsParams(regex=pattern))
+    except ValueError as error:
+        # Anchors stand at the ends of the whole.
+        if "|" not in pattern or "lookarounds not supported" not in str(error):
+            raise
+        event("refused")
+        return
+    assert all(accepts(grammar, text) == bool(expected.fullmatch(text)) for text in [*SHORT, *texts])
     output = random_output(grammar, seed)
-    assert output is None or re.fullmatch(pattern, output), output
+    assert output is None or expected.fullmatch(output), output
 
 
 @pytest.mark.parametrize(
     ("pattern", "reason"),
     [
-        (r"\Ayes", r"'\\A' is not supported"),
-        (r"yes\Z", r"'\\Z' is not supported"),
-        ("a$b", r"'\$' in the middle"),
-        ("(^a)b", r"'\^' in the middle"),
-        (r"\h", r"'\\h' is not supported"),
-        (r"\N", r"'\\N' is not supported"),
-        (r"\Qa", r"'\\Q' is not supported"),
-        ("(?i)a", "is not supported"),
-        ("a{3,1}", "write the smaller one first"),
-        ("a{" + "9" * 5000 + "}", "repeat at most 10000 times"),
-        (r"[^\s\S]", "no text matches it"),
-        ("(" * 100_000, "nested too deeply"),
-        ("[" * 100_000, r"'\[' has no '\]'"),
+        (r"yes\Z", "unrecognized escape sequence"),
+        ("a$b", "lookarounds not supported"),
+        ("b^a", "lookarounds not supported"),
+        (r"\ba", "lookarounds not supported"),
+        ("(?=a)b", "look-ahead .* is not supported"),
+        (r"(a)\1", "backreferences are not supported"),
+        (r"\h", "unrecognized escape sequence"),
+        (r"\N", "unrecognized escape sequence"),
+        (r"\Qa", "unrecognized escape sequence"),
+        ("a{3,1}", "the start must be <= the end"),
+        ("a{" + "9" * 5000 + "}", "decimal literal invalid"),
+        (r"[^\s\S]", "no text follows it"),
+        ("(" * 100_000, "unclosed group"),
+        ("(" * 5000 + "a" + ")" * 5000, "nest"),
+        ("[" * 100_000, "unclosed character class"),
     ],
 )
 def test_what_is_not_followed_is_refused_in_one_line(pattern: str, reason: str) -> None:

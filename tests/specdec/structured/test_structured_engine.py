@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specdec import LLM, SamplingParams, StructuredOutputsParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.verify import grammar_state
 from tests.profiles import by_day, num_cases
 from tests.simulated_gpu import simulated_gpu
 from tests.specdec.structured.checkpoints import EOS, VOCAB, Bytes, load
@@ -122,6 +123,25 @@ def test_a_form_that_no_token_can_follow_fails_alone(plain: LLM) -> None:
     outputs = plain.generate([PROMPT] * 2, [wrong, structured(choice=["ab"])], use_tqdm=False)
     assert [output.outputs[0].finish_reason for output in outputs] == ["error", "stop"]
     assert "structured_outputs" in (outputs[0].outputs[0].error or "")
+
+
+def test_a_form_that_becomes_too_complex_fails_alone(
+    plain: LLM, drafting: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With drafts at the same token as without; what they reach only may be too complex."""
+    monkeypatch.setattr(grammar_state, "_MOST_ITEMS", 500)
+    complex_form = 'start: "(" a | "xyz"\na: a a | /[a-z ]/ | a a a'
+    other = structured(regex="[a-e]{30}")
+    params = [structured(grammar=complex_form, seed=seed, max_tokens=80, logit_bias={EOS: -9.0}) for seed in range(4)]
+    found = [llm.generate([PROMPT] * 5, [*params, other], use_tqdm=False) for llm in (plain, drafting)]
+    for outputs in found:
+        (*failed, whole), (*expected, alone) = ([each.outputs[0] for each in one] for one in (outputs, found[0]))
+        assert (whole.finish_reason, whole.token_ids) == ("stop", alone.token_ids)
+        assert [one.token_ids for one in failed] == [one.token_ids for one in expected]
+        assert {one.finish_reason for one in failed} == {"error", "stop"}
+        for one in failed:
+            message = "^structured_outputs has become too complex: [^\n]*Too many items[^\n]*; make it simpler$"
+            assert one.text == "xyz" if one.finish_reason == "stop" else re.search(message, one.error or "")
 
 
 @pytest.mark.long
@@ -249,24 +269,27 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "not": ({"json": {"anyOf": [{"type": "null"}, {"not": {}}]}}, "at '/anyOf/1', 'not' is not supported"),
     "format": ({"json": {"type": "string", "format": "idn-email"}}, "format is 'idn-email'; supported are email"),
-    "beside": ({"json": {"anyOf": [{"type": "null"}], "required": []}}, "'required' beside 'anyOf'"),
-    "two wholes": ({"json": {"anyOf": [{}], "oneOf": [{}]}}, "'oneOf' beside 'anyOf' is not supported"),
-    "all of": ({"json": {"allOf": [{"type": "null"}, {}]}}, "'allOf' with several schemas"),
+    "unevaluated": (
+        {"json": {"anyOf": [{"type": "object"}], "unevaluatedProperties": False}},
+        "'unevaluatedProperties' beside other schemas is not supported; leave it out",
+    ),
+    "multiple": ({"json": {"type": "number", "multipleOf": 1e-12}}, "multipleOf is 1E-12; it may have at most"),
     "reference": ({"json": {"$ref": "http://a/b"}}, "only references within the schema"),
-    "pattern": ({"json": {"type": "string", "pattern": "a", "maxLength": 3}}, "put the length into the pattern"),
     "type": ({"json": {"type": "strng"}}, "structured_outputs.json: at '/', type is 'strng'; it must be a JSON type"),
 }
 WRONG_GRAMMARS: dict[str, tuple[dict[str, Any], str]] = {
-    "regex": (
-        {"regex": "(a"},
-        r"structured_outputs.regex cannot be followed: '\(' has no '\)'; write '\\\('$",
+    "regex": ({"regex": "(a"}, r"structured_outputs.regex cannot be followed: '\(a': unclosed group; correct it$"),
+    "lookahead": ({"regex": "a(?=b)"}, "structured_outputs.regex cannot be followed: .*look-ahead .* is not supported"),
+    "gbnf": ({"grammar": "root ::= x"}, "structured_outputs.grammar cannot be followed: Rule 'x' not found"),
+    "lark": ({"grammar": "start: x"}, 'structured_outputs.grammar cannot be followed: unknown name: "x"'),
+    "required": (
+        {"json": {"required": ["b"], "properties": {"a": {}}}},
+        "structured_outputs.json cannot be followed: .*required property 'b' is unsatisfiable",
     ),
-    "lookahead": ({"regex": "a(?=b)"}, "structured_outputs.regex cannot be followed: lookahead .* is not supported"),
-    "gbnf": ({"grammar": "root ::= x"}, 'structured_outputs.grammar cannot be followed: .*"x" is not defined'),
-    "lark": ({"grammar": "start: x"}, "structured_outputs.grammar cannot be followed: .*unknown name 'x'"),
-    "required": ({"json": {"required": ["b"], "properties": {"a": {}}}}, "required names 'b'"),
-    "untyped": ({"json": {"maximum": 3}}, "'maximum' without 'type' is not supported; add the type"),
-    "bounds": ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "at '/', no value follows the bounds"),
+    "bounds": (
+        {"json": {"type": "integer", "minimum": 5, "maximum": 3}},
+        r"structured_outputs.json cannot be followed: .*minimum \(5\) is greater than maximum \(3\)",
+    ),
     "missing": ({"json": {"$ref": "#/nope"}}, "at '/', \\$ref is '#/nope', which is not there; correct it"),
 }
 
