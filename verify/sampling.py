@@ -16,7 +16,7 @@ defines it, and `samplings` in `tests/strategies.py` draws it, which covers ever
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -71,6 +71,10 @@ class Sampling:
 
         return TokenArrays(self.allowed_token_ids, self.logit_bias, self.bad_words)
 
+    @cached_property
+    def without_grammar(self) -> "Sampling":
+        return self if self.grammar is None else replace(self, grammar=None)
+
     @property
     def is_greedy(self) -> bool:
         return self.temperature < LEAST_TEMPERATURE
@@ -117,6 +121,10 @@ class Context(NamedTuple):
     sampling: Sampling
     token_ids: Sequence[int]
     num_prompt: int
+
+    @property
+    def without_grammar(self) -> "Context":
+        return self._replace(sampling=self.sampling.without_grammar)
 
     @property
     def num_output(self) -> int:

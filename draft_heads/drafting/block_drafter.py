@@ -1,7 +1,6 @@
 """Drafter with a block head: one pass gives the candidates of all levels, and an edge scorer which follows which."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -241,9 +240,8 @@ def _slot_rows(row: DraftRow, slots: int) -> list[NodeRows]:
 
     A grammar is followed to the first slot alone; without a path it would forbid what the later ones need.
     """
-    sampling, nothing = row.context.sampling, torch.empty(slots, 0, dtype=torch.int64)
+    nothing = torch.empty(slots, 0, dtype=torch.int64)
     first = NodeRows(row.context, 1, lambda: nothing[:1])
     if slots == 1:
         return [first]
-    later = row.context._replace(sampling=replace(sampling, grammar=None))
-    return [first, NodeRows(later, slots - 1, lambda: nothing[1:])]
+    return [first, NodeRows(row.context.without_grammar, slots - 1, lambda: nothing[1:])]

@@ -36,6 +36,7 @@ class TreeDrafter(LevelLoops[State]):
 
     def propose(self, rows: Sequence[DraftRow], packet: Packet | None = None) -> DraftTrees:
         """Draft one tree per row; none after a single token where a head needs the feature before it."""
+        rows = [self._free(row) for row in rows]
         ahead, self._ahead = self._ahead, None
         places = {} if ahead is None else ahead.places_of(rows)
         if places:
@@ -120,6 +121,17 @@ class TreeDrafter(LevelLoops[State]):
             ]
 
         return draft
+
+    def _free(self, row: DraftRow) -> DraftRow:
+        """Return a row without its grammar, where its tree is searched.
+
+        Nodes that the grammar forbids are removed afterwards. That costs less than a mask at every level, for which the
+        host would wait for a device, and which no call or graph of all levels has.
+        """
+        sampling = row.context.sampling
+        if sampling.grammar is None or (self.proposal == Proposal.DRAWN and not sampling.is_greedy):
+            return row
+        return row._replace(context=row.context.without_grammar)
 
     def _split(self, places: Sequence[int], rows: Sequence[DraftRow]) -> tuple[list[int], list[int]]:
         """Return the places of rows whose trees are drawn, and of those whose trees are searched."""

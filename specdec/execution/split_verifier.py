@@ -40,7 +40,7 @@ class SplitVerifier:
     def prepare(self, trees: DraftTrees, contexts: Sequence[Context], packet: Packet) -> PreparedWalk:
         """See `CoupledVerifier.prepare`; the logits are `[sum of (1 + nodes), part of the vocabulary]`."""
         if self._split is not None:
-            free = [_without_grammar(context) for context in contexts]
+            free = [context.without_grammar for context in contexts]
             if not any(one.sampling.edits or one.sampling.filters for one in free):
                 own = self._split.prepare(trees, free, packet)
                 return lambda logits: own(self._allowed(trees, contexts, logits))
@@ -58,11 +58,6 @@ class SplitVerifier:
                 forbid_outside(grammar, own, context, paths(), self.model.shard.vocab.start)
             start += count
         return scores
-
-
-def _without_grammar(context: Context) -> Context:
-    sampling = context.sampling
-    return context if sampling.grammar is None else context._replace(sampling=replace(sampling, grammar=None))
 
 
 class SplitArgmax:

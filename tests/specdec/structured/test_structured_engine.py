@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specdec import LLM, SamplingParams, StructuredOutputsParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.verify import grammar_state
 from tests.profiles import by_day, num_cases
 from tests.simulated_gpu import simulated_gpu
@@ -62,6 +63,29 @@ def test_every_form_is_followed(plain: LLM, drafting: LLM, name: str) -> None:
         assert one.outputs[0].finish_reason == "stop"
         assert re.fullmatch(pattern, one.text), one.text
     assert len({one.text for one in found}) > 1
+
+
+def test_no_mask_is_made_while_a_tree_is_searched(drafting: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep the head's levels apart, which a call or a graph drafts at once."""
+    searching, asked = [False], Counter[bool]()
+    propose, masks = TreeDrafter.propose, grammar_state.GrammarState.masks
+
+    def watched(*given: Any) -> Any:
+        searching[0] = True
+        try:
+            return propose(*given)
+        finally:
+            searching[0] = False
+
+    def counted(*given: Any) -> Any:
+        asked[searching[0]] += 1
+        return masks(*given)
+
+    monkeypatch.setattr(TreeDrafter, "propose", watched)
+    monkeypatch.setattr(grammar_state.GrammarState, "masks", counted)
+    output = drafting.generate([PROMPT], structured(regex="[a-e]{30}"), use_tqdm=False)[0]
+    assert len(output.text) == 30
+    assert set(asked) == {False}
 
 
 def test_a_json_object_is_one(plain: LLM) -> None:
