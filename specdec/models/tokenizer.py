@@ -240,8 +240,9 @@ class Tokenizer:
         """
         special, known = self.special_tokens, self.token_texts
         texts = [b""] * max(vocab_size, len(self._hf))
-        for name, token in self._hf.get_vocab().items():
-            texts[token] = name.encode() if token in special else known.part_bytes(token) or known.text(token).encode()
+        for token in self._hf.get_vocab().values():
+            text = known.text(token)
+            texts[token] = (REPLACEMENT in text and known.part_bytes(token)) or text.encode()
         return GrammarTokens(texts, sorted(special), sorted(end_tokens))
 
     def text_before(self, token_ids: Sequence[int]) -> str:
