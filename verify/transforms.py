@@ -1,6 +1,7 @@
 """Processing of logits to the distribution that is sampled from; drafters have other forms, which tests hold to it."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import groupby
 from typing import NamedTuple
 
@@ -123,9 +124,19 @@ def forbid_outside(
     if own is None:
         return
     own = own[:, start : ceil_div(first_token + scores.shape[1], 8)]
-    masks = upload(own, scores.device, torch.uint8)
-    bits = masks[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=scores.device) & 1
-    scores.masked_fill_(bits.flatten(1)[:, skipped : skipped + scores.shape[1]] == 0, float("-inf"))
+    places = upload(own, scores.device, torch.uint8).int().flatten()
+    limits = _limits(scores.dtype, scores.device).index_select(0, places).view(len(own), -1)
+    torch.minimum(scores, limits[:, skipped : skipped + scores.shape[1]], out=scores)
+
+
+@cache
+def _limits(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the limits of eight tokens' scores for each byte of a mask: inf, or -inf for a token that is not there.
+
+    On a CPU the least of scores and limits takes a tenth of the time of `masked_fill_`.
+    """
+    bits = torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device) & 1
+    return torch.where(bits == 1, float("inf"), float("-inf")).to(dtype)
 
 
 def _penalise(scores: Tensor, context: Context, paths: Tensor) -> None:
