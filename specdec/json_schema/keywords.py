@@ -28,7 +28,7 @@ MEANT = {
 }
 
 _OUT = "leave it out"
-# Keywords that no grammar follows, and the remedy. They may be there with the value False.
+# Keywords that no grammar follows, and the remedy. The first and `uniqueItems` say nothing with the value False.
 REFUSED = {
     **dict.fromkeys(("not", "if", "then", "else"), _OUT),
     **dict.fromkeys(("uniqueItems", "contains", "minContains", "maxContains"), _OUT),

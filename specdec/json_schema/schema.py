@@ -125,9 +125,11 @@ class _Schema:
         self._multiples: list[tuple[str, Decimal]] = []
         # Whether schemas that name properties hold for one object somewhere, and whether schemas are joined at all.
         self._names_twice = self._joins = False
-        # Objects that have the properties that they name, numbers with bounds, and rewritten parts with references.
+        # Objects that have the properties that they name, numbers with bounds, objects of several properties, and
+        # rewritten parts with references.
         self._closed: list[dict[str, Any]] = []
         self._bounded: list[dict[str, Any]] = []
+        self._counted: list[tuple[str, dict[str, Any]]] = []
         self._referring: list[tuple[str, dict[str, Any]]] = []
         self._rewritten: set[int] = set()
         found = self._part("", root)
@@ -136,6 +138,8 @@ class _Schema:
         for part in () if self._names_twice else self._closed:
             part["additionalProperties"] = False
         self._check_multiples()
+        for place, part in self._counted:
+            _check_count_of_names(place, part)
         # A weak model would write digits for ever.
         for part in () if self._joins else self._bounded:
             places = max(_FEWEST_PLACES, *(_places(Decimal(str(part[bound]))) for bound in _BOUNDS if bound in part))
@@ -154,7 +158,7 @@ class _Schema:
             if kind and not _KINDS[kind](value):
                 raise SchemaError(place, f"{keyword} is {value!r:.50}; it must be {kind}")
             if keyword in REFUSED:
-                if value is not False:
+                if value is not False or keyword not in ("uniqueItems", "not"):
                     raise SchemaError(place, f"{keyword!r} is not supported; {REFUSED[keyword]}")
             elif kind == "a schema":
                 found[keyword] = self._part(f"{place}/{keyword}", value)
@@ -179,6 +183,8 @@ class _Schema:
             self._multiples.append((place, Decimal(str(schema["multipleOf"]))))
         elif "number" in declared_types(schema) and any(bound in schema for bound in _BOUNDS):
             self._bounded.append(found)
+        if found.get("minProperties", 0) > 1:
+            self._counted.append((place, found))
         self._note_joins(schema)
         _rename_unevaluated(place, found)
         if (names := found.pop("propertyNames", True)) not in (True, {}):
@@ -188,7 +194,8 @@ class _Schema:
         meant = {MEANT[keyword] for keyword in schema if keyword in MEANT}
         if len(meant) == 1 and not any(keyword in schema for keyword in ("type", "enum", "const")):
             found["type"] = meant.pop()
-        if any(keyword in found for keyword in _NAMING) and not any(keyword in schema for keyword in _OTHERS):
+        names_some = "properties" in found or found.get("patternProperties")
+        if names_some and not any(keyword in schema for keyword in _OTHERS):
             self._closed.append(found)
         return found
 
@@ -268,6 +275,13 @@ def _add_count(found: dict[str, Any], place: str, keyword: str, count: int) -> N
     # No output is as long as to reach a larger limit.
     elif keyword.startswith("min"):
         raise SchemaError(place, f"{keyword} is {count!r:.50}; it must be below 2^31")
+
+
+def _check_count_of_names(place: str, found: Mapping[str, Any]) -> None:
+    least, is_free = found["minProperties"], found.get("additionalProperties", True) is not False
+    if least > len(found.get("required", ())) + 1 and (is_free or found.get("patternProperties")):
+        # A free name may come twice, and counts once.
+        raise SchemaError(place, f"minProperties {least} beside free names is not supported; lower it")
 
 
 def _float_bound(place: str, keyword: str, value: float) -> float:

@@ -155,7 +155,11 @@ FOLLOWED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ['{"a": "x", "b": null}'],
         ['{"b": "x"}', '{"a": ""}'],
     ),
-    "free names that are counted": ({"type": "object", "minProperties": 2}, ['{"a": 1, "b": 2}'], ["{}", '{"a": 1}']),
+    "free names that are counted": (
+        {"type": "object", "properties": {"a": {}}, "required": ["a"], "additionalProperties": {}, "minProperties": 2},
+        ['{"a": 1, "b": 2}'],
+        ["{}", '{"a": 1}'],
+    ),
     "bounds beside a reference": (
         {"$ref": "#/$defs/a", "maxLength": 3, "$defs": {"a": PART}},
         ['"abc"'],
@@ -167,6 +171,7 @@ FOLLOWED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ['{"a": 1, "b": 2}'],
         ['{"a": 1}', '{"b": 2}'],
     ),
+    "no patterns of names": ({"type": "object", "patternProperties": {}}, ['{"a": 1}'], ["1"]),
     "a type that is meant": ({"properties": {"a": {"type": "null"}}}, ['{"a": null}', "{}"], ["1", '{"b": 1}']),
     "one of two names": (
         {"properties": {"a": {}, "b": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
@@ -249,6 +254,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 2},
         "min/maxProperties only supported when",
     ),
+    "an item that nothing is": ({"type": "array", "contains": False}, "'contains' is not supported"),
+    "many free names": ({"type": "object", "minProperties": 2}, "minProperties 2 beside free names"),
     "names beside other names": (
         {"type": "object", "properties": {"a": {}}, "propertyNames": {"pattern": "a"}, "additionalProperties": {}},
         "'propertyNames' is not supported here",
