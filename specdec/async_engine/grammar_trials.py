@@ -38,7 +38,7 @@ class GrammarTrials:
         self._is_closed = False
 
     def submit(self, params: StructuredOutputsParams, client: str) -> Future[Grammar]:
-        """Compile a form. Cancelling the future drops what has not begun."""
+        """Compile a form in a thread. A compilation that has not begun can be cancelled by its future."""
         return self._threads.submit(client, partial(self._compiled, params))
 
     def _compiled(self, params: StructuredOutputsParams) -> Grammar:
@@ -115,7 +115,7 @@ class _TrialProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether an idle process is gone, or going: then its end of the connection is closed."""
+        """Whether an idle process has ended: it sends nothing while it is idle, so what can be read is the end."""
         return self._connection.poll()
 
     def answer(self, params: StructuredOutputsParams, timeout: float) -> Answer | None:

@@ -14,7 +14,7 @@ _OPTIONS = '%llguidance {"no_forcing": true}\n'
 _LONGEST_REASON = 200
 # Escapes of GBNF by four and eight digits, whose zeros the library (1.9) drops; and that of a backslash.
 _ESCAPES = re.compile(r"\\(?:\\|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8}))")
-# What is left out of its messages, or said in our words.
+# Parts of the library's messages, and what stands in their place.
 _WORDS = (
     (re.compile(r"^(at )?\d+\(\d+\): |failed to compile JSON schema: |(?<=: )error: "), ""),
     (re.compile(r"(Unsatisfiable schema: )?Regex is empty: .*"), "no text has its patterns and lengths"),
