@@ -32,7 +32,7 @@ from specdec.kernels.types.fused import FusedPasses
 from specdec.kernels.types.product import Product
 from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.types.settings import KernelChoice, Quantization
-from specdec.kernels.types.threads import LimitedThreads
+from specdec.kernels.types.threads import LimitedThreads, usable_threads
 from specdec.kernels.types.tree_search import SearchKernels
 from specdec.kernels.types.types import (
     DTYPES,
@@ -203,7 +203,7 @@ def choose_kernels(
     float64.
 
     Args:
-        threads: of the library; None for as many as torch has.
+        threads: of the library; None for `usable_threads()`.
         quantization: of the library's weights.
 
     Raises:
@@ -218,8 +218,8 @@ def choose_kernels(
     if choice == "native":
         if device.type != "cpu" or dtype not in DTYPES:
             raise ValueError(f"the native kernels run float32, bfloat16 and float16 on a CPU, not {dtype} on {device}")
-        return native_kernels(Library(threads or torch.get_num_threads(), dtype), quantization)
-    return torch_kernels(device)
+        return native_kernels(Library(threads or usable_threads(), dtype), quantization)
+    return replace(torch_kernels(device), torch_threads=usable_threads())
 
 
 def _not_quantized(quantization: Quantization, choice: KernelChoice, device: torch.device, dtype: torch.dtype) -> str:

@@ -212,7 +212,11 @@ class EngineConfig:
         metavar="BYTES",
     )
     threads: int | None = setting(
-        None, "Threads of the native kernels.", least=1, most=1024, shown_default="as many as torch has"
+        None,
+        "Threads of the native kernels.",
+        least=1,
+        most=1024,
+        shown_default="OMP_NUM_THREADS, or the cores that the process may use",
     )
     tensor_parallel_size: int = setting(
         1,

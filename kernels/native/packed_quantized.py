@@ -11,7 +11,7 @@ from specdec.kernels.native.huge_pages import HugePages
 from specdec.kernels.native.library import BLOCK, KINDS, NESTED, NO_OFFSETS, NUMBER_KINDS, OFFSET_KINDS
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.quantized_tensor import NESTED_INPUTS, QuantizedRows, chosen_rows
-from specdec.kernels.types.threads import in_threads
+from specdec.kernels.types.threads import in_threads, usable_threads
 
 # Inputs of a column that share a scale in q8.
 GROUP = 32
@@ -137,7 +137,7 @@ def _pack(rows: Callable[[Tensor], QuantizedRows], order: Tensor, depth: int, me
 
 def blocks_at_a_time(blocks: int, numbers: int) -> int:
     """Return how many blocks of `numbers` numbers a thread packs at a time."""
-    share = ceil_div(blocks * numbers, torch.get_num_threads())
+    share = ceil_div(blocks * numbers, usable_threads())
     return max(1, min(max(share, AT_LEAST), AT_A_TIME) // numbers)
 
 

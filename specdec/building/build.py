@@ -17,6 +17,7 @@ from specdec.core.device import DTYPES, on_device
 from specdec.engine.engine import LLMEngine
 from specdec.engine.request_maker import RequestMaker
 from specdec.kernels.kernel_set import KernelSet, choose_kernels
+from specdec.kernels.types.threads import LimitedThreads, usable_threads
 from specdec.models.adapter_layout import attach_adapters
 from specdec.models.hub import shown_path
 from specdec.models.llama import LlamaModel, load_llama
@@ -44,7 +45,7 @@ def build_engine(config: EngineConfig, ranks: Ranks, requests: RequestMaker) -> 
     if RULES[config.verify].is_lossy:
         logger.warning("verify %s: outputs may differ from the target's own, whatever seed they have", config.verify)
     device = torch.device(config.device)
-    with on_device(device):
+    with on_device(device), LimitedThreads(usable_threads()):
         kernels = choose_kernels(config.kernels, device, DTYPES[config.dtype], config.threads, config.quantization)
         _check_kernels(ranks, kernels.name)
         if config.quantization == "q8":

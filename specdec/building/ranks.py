@@ -8,6 +8,7 @@ import torch
 
 from specdec.config import EngineConfig
 from specdec.core.launch import Launch, current_launch
+from specdec.kernels.types.threads import usable_threads
 from specdec.parallel.first_rank import COLLECTIVE_TIMEOUT, FirstRank
 from specdec.parallel.other_ranks import OtherRanks
 from specdec.parallel.rank_layout import RankLayout
@@ -42,7 +43,7 @@ def rank_config(config: EngineConfig, rank: int) -> EngineConfig:
             sizes += f" and pipeline_parallel_size {config.pipeline_parallel_size}"
         raise ValueError(f"{sizes}; this machine has {torch.cuda.device_count()} GPUs")
     device = f"cuda:{rank}" if config.device.startswith("cuda") else config.device
-    return replace(config, device=device, threads=config.threads or max(1, torch.get_num_threads() // size))
+    return replace(config, device=device, threads=config.threads or max(1, usable_threads() // size))
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 from specdec.async_engine.errors import EngineDeadError
+from specdec.kernels.types.threads import usable_processors
 from specdec.ray_serve.engine_replica import EngineReplica
 from specdec.ray_serve.replicas import Route
 from specdec.ray_serve.request_router import PrefixRequestRouter
@@ -133,7 +134,7 @@ class OwnReplicas(HandleReplicas):
         # Not the machine's latest cluster, which may be someone else's.
         self._address = os.environ.get("RAY_ADDRESS", LOCAL)
         self._num_replicas, self._uses_gpu = num_replicas + num_prefill, uses_gpu
-        cores = max(1, (os.cpu_count() or 1) // self._num_replicas)
+        cores = max(1, usable_processors() // self._num_replicas)
         resources = {"num_gpus": 1} if uses_gpu else {"num_cpus": cores} if self._address == LOCAL else {}
 
         def application(name: str, count: int, own: Mapping[str, Any]) -> serve.Application:

@@ -300,7 +300,7 @@ class TrainConfig:
         "Threads of torch on a CPU. They sleep while they wait for each other.",
         least=1,
         most=1024,
-        shown_default="as many as torch takes: the machine's cores, or OMP_NUM_THREADS",
+        shown_default="OMP_NUM_THREADS, or the cores that it may use",
     )
     checkpoint_minutes: float = setting(3.0, "Minutes between saved states and curves of the run.", above=0)
     evaluate_every: float | None = setting(

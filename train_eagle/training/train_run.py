@@ -18,6 +18,7 @@ from specdec.core.outputs import taus_in_words
 from specdec.draft_heads.llama.whole_files import write_whole
 from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.types.quantized_tensor import plain
+from specdec.kernels.types.threads import usable_threads
 from specdec.models.head_fit import VOCABULARY
 from specdec.models.hub import checkpoint_path
 from specdec.models.llama import load_llama, read_llama_config
@@ -47,8 +48,7 @@ class TrainingRun:
     """
 
     def __init__(self, config: TrainConfig) -> None:
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
+        torch.set_num_threads(config.threads or usable_threads())
         # What does not belong together is refused before anything is loaded or said.
         named = checkpoint_path(config.model, weights=False)
         sizes = read_llama_config(named)
