@@ -7,7 +7,7 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_co
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.weight_files import has_weights, read_tensors
 from specdec.gguf.file import is_gguf
-from specdec.models.checkpoint import read_settings
+from specdec.models.checkpoint import has_tokenizer, read_settings
 from specdec.models.head_fit import check_fit
 from specdec.models.hub import shown_path
 from specdec.models.llama import read_llama_config
@@ -55,11 +55,11 @@ def check_draft(folder: Path, target: Path, sizes: LlamaConfig) -> str:
             head.check()
         return head.kind.name
     own = read_llama_config(folder).vocab_size
-    if own != sizes.vocab_size:
+    if own != sizes.vocab_size and not (has_tokenizer(folder) and has_tokenizer(target)):
         raise CheckpointError(
             f"{shown_path(folder)}: a whole model and no head, which drafts by the target's tokens; but the draft "
             f"model's vocab_size {own} does not fit the target's {sizes.vocab_size}; take "
-            "one whose vocab_size is the target's, or pad its embedding and output matrix to as many rows"
+            "one whose vocab_size is the target's, or put the tokenizer.json of each into its folder"
         )
     check_same_vocabulary(folder, target)
     return "draft_model"

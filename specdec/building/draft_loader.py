@@ -46,7 +46,8 @@ def _load(config: EngineConfig, folder: Path, target: LlamaModel, kernels: Kerne
         if is_split:
             draft_model = load_split_llama(folder, sharded(target), *where, *given)
         else:
-            draft_model = draft_of(load_llama(folder, *where, *given), folder, target.config.max_position)
+            own = load_llama(folder, *where, *given, target.config.vocab_size)
+            draft_model = draft_of(own, folder, target.config.max_position)
     else:
         loaded = (
             load_split_head(folder, sharded(target), *given) if is_split else load_head(folder, target.parts, *given)

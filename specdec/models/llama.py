@@ -1,6 +1,7 @@
 """The target: Llama over the packed rows of a step."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -188,12 +189,18 @@ def read_llama_config(folder: Path) -> LlamaConfig:
 
 
 def load_llama(
-    folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet, window: int | None = None
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: KernelSet,
+    window: int | None = None,
+    vocab_size: int | None = None,
 ) -> LlamaModel:
     """Load a Llama, Mistral, Qwen2, Qwen3 or Baichuan from a Hugging Face checkpoint folder or a GGUF file, strictly.
 
     Args:
         window: most tokens that its layers see; None for as many as the checkpoint says.
+        vocab_size: of the target for which it drafts, see `fitted`; None for its own.
 
     Raises:
         CheckpointError: see `read_llama_config`; or tensors that are missing, unexpected or of another shape than
@@ -202,7 +209,7 @@ def load_llama(
     config, tensors = read_llama_config(folder).with_window(window), read_weights(folder, dtype)
     with error_context(folder):
         check_not_head(read_settings(folder), tensors)
-    tensors = untied(folder, config, tensors)
+    config, tensors = fitted(config, untied(folder, config, tensors), vocab_size)
     return built_llama(folder, config, lambda: LlamaWeights(config), LlamaModel, tensors, dtype, device, kernels)
 
 
@@ -218,6 +225,23 @@ def untied(folder: Path, config: LlamaConfig, tensors: dict[str, Tensor]) -> dic
         if head is not None and not torch.equal(head, tensors.get("embed_tokens.weight", head)):
             raise CheckpointError(f"{folder}: tie_word_embeddings is true, but lm_head.weight is another matrix")
     return tensors
+
+
+def fitted(
+    config: LlamaConfig, tensors: dict[str, Tensor], vocab_size: int | None
+) -> tuple[LlamaConfig, dict[str, Tensor]]:
+    """Return a model with as many tokens as its target, whose tokenizer it has.
+
+    Models of one family pad their matrices to different sizes (Qwen2.5: 151,936 and 152,064 rows for 151,665 tokens).
+    Rows that are missing are the last one once more, so that they are drafted no sooner than that one.
+    """
+    if vocab_size in (None, config.vocab_size):
+        return config, tensors
+    rows = torch.arange(vocab_size).clamp_(max=config.vocab_size - 1)
+    matrices = {name: tensors[name] for name in ("embed_tokens.weight", "lm_head.weight") if name in tensors}
+    # Others are refused by their shape.
+    own = {name: matrix[rows] for name, matrix in matrices.items() if len(matrix) == config.vocab_size}
+    return replace(config, vocab_size=vocab_size), tensors | own
 
 
 def built_llama(

@@ -21,6 +21,7 @@ from specdec.models.llama import (
     LlamaWeights,
     built_llama,
     check_whole,
+    fitted,
     normalised,
     read_llama_config,
     untied,
@@ -170,11 +171,12 @@ def load_shard(
     kernels: KernelSet,
     groups: RankGroups,
     window: int | None = None,
+    vocab_size: int | None = None,
 ) -> ShardedLlama:
     """Load a rank's shard of a checkpoint, strictly. Files are mapped into memory, and only the shard is read.
 
     Args:
-        window: as for `load_llama`.
+        window, vocab_size: as for `load_llama`.
 
     Raises:
         CheckpointError: see `load_llama`.
@@ -183,10 +185,11 @@ def load_shard(
     config = read_llama_config(folder).with_window(window)
     tensor, stages = groups
     plan = plan_of(read_settings(folder), config) if tensor.size > 1 else TPPlan({})
-    shard = Shard.of(config, tensor.rank, tensor.size, plan, stages.rank, stages.size)
-    shard.check_groups(kernels.limits.rounded_group)
     tensors = untied(folder, config, read_weights(folder, dtype))
     check_whole(folder, config, tensors)
+    config, tensors = fitted(config, tensors, vocab_size)
+    shard = Shard.of(config, tensor.rank, tensor.size, plan, stages.rank, stages.size)
+    shard.check_groups(kernels.limits.rounded_group)
     own = {held: shard.cut(name, each) for name, each in tensors.items() if (held := shard.own_name(name)) is not None}
     served = partial(ShardedLlama, shard=shard, groups=groups, folder=folder)
     return built_llama(folder, shard.config, partial(shard_weights, shard, tensor), served, own, dtype, device, kernels)

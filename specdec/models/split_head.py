@@ -81,7 +81,7 @@ def load_split_llama(
     """
     groups = RankGroups(target.group, lone_group(device))
     with _split_context(folder):
-        model = load_shard(folder, dtype, device, kernels, groups, window)
+        model = load_shard(folder, dtype, device, kernels, groups, window, target.shard.whole.vocab_size)
     draft = draft_of(model, folder, target.shard.whole.max_position)._replace(part=model.shard)
     return gathering(draft, target.group) if model.shard.plan.vocabulary else draft
 

@@ -207,6 +207,32 @@ def test_models_that_cannot_draft_are_refused(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("more", [3, -1])
+def test_a_model_of_the_same_tokens_may_have_another_number_of_rows(world: World, tmp_path: Path, more: int) -> None:
+    """Qwen2.5's models pad 151,665 tokens to 151,936 or 152,064 rows. A drafter that is the target stays as good."""
+    target, size = world.folder / "target", VOCAB + more
+    shutil.copytree(target, tmp_path, dirs_exist_ok=True)
+
+    def resize(tensors: dict[str, Tensor]) -> None:
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            # A row too many would win against all others.
+            tensors[name] = torch.cat([tensors[name], 9 * torch.ones(3, tensors[name].shape[1])])[:size]
+
+    edit_tensors(tmp_path, resize)
+    edit_json(tmp_path / "config.json", vocab_size=size)
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=41, ignore_eos=True)
+    shape = DraftShape(4, 1, 4)
+    plain, drafted = (
+        LLM(target, draft, dtype="float64", shape=shape, adaptive_drafts=False).generate([[5, 6, 7]], params)[0]
+        for draft in (None, tmp_path)
+    )
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.tau == 5.0 if more > 0 else drafted.stats.tau > 3
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=f"vocab_size {size} does not fit the target's 97; take one whose"):
+        LLM(target, tmp_path, dtype="float64")
+
+
 def test_the_same_tokenizer_is_taken(world: World, tmp_path: Path) -> None:
     save_random_llama(tmp_path, seed=3, **SMALL)
     shutil.copy(world.folder / "target" / "tokenizer.json", tmp_path)
