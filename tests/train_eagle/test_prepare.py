@@ -77,6 +77,23 @@ def test_samples_are_the_conversations_in_order(model: Path, data: Path, tmp_pat
     assert prepared.assistant_tokens == sum(sum(sample.mask) for sample in want)
 
 
+def test_answers_of_one_conversation_are_known_as_such(model: Path, tmp_path: Path) -> None:
+    """They are told apart from the next conversation, also where its first answers cannot be trained on."""
+    tokenizer = load_pretrained(model)
+    # All but the last answer are left out, so that each is a sample of its own.
+    tokenizer.chat_template = TEMPLATE.replace(
+        "m['content']", "('' if m['role'] == 'assistant' and not loop.last else m['content'])"
+    )
+    tokenizer.save_pretrained(tmp_path / "model")
+    long = [{"role": "user", "content": " ".join("a" * 40)}, *chat("a", "b")[1:]]
+    given = [chat("a", "b"), chat("a", "b") + chat("c", "d") + chat("e", "f"), long, chat("a", "c") + chat("b", "d")]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in given))
+    out = tmp_path / "out"
+    prepared = stages.prepare(tmp_path / "model", [data], out, max_length=30, long="skip", shard_size=2)
+    assert [sample.continues for sample in prepared.load()] == [False, False, True, True, False, True]
+
+
 def test_files_on_disk(model: Path, data: Path, tmp_path: Path) -> None:
     prepared = stages.prepare(model, [data], tmp_path / "out", shard_size=5)
     index = json.loads((tmp_path / "out" / "index.json").read_text())
@@ -94,6 +111,7 @@ def test_files_on_disk(model: Path, data: Path, tmp_path: Path) -> None:
         "tokens": "torch.int32",
         "mask": "torch.bool",
         "lengths": "torch.int32",
+        "continues": "torch.bool",
     }
     assert len(tensors["tokens"]) == len(tensors["mask"]) == tensors["lengths"].sum()
 

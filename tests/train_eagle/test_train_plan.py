@@ -5,6 +5,8 @@ from typing import Any, get_args
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.train_eagle import stage_command
@@ -22,6 +24,22 @@ def samples(count: int, length: int = 200) -> list[Sample]:
 
 def plan(count: int, length: int = 200, hidden_size: int = 4096, **settings: Any) -> TrainPlan:
     return TrainPlan.of(read_config({"data": ["a"], "out": "b", **settings}), samples(count, length), hidden_size)
+
+
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=60), st.integers(1, 20))
+def test_answers_of_one_conversation_are_on_one_side(answers: list[int], held_out: int) -> None:
+    """Each number is of a conversation, whose samples hold its place as their tokens."""
+    drawn = [
+        Sample([5 + place] * 200, [False] * 100 + [True] * 100, continues=i > 0)
+        for place, count in enumerate(answers)
+        for i in range(count)
+    ]
+    config = read_config({"data": ["a"], "out": "b", "held_out": min(held_out, len(answers) - 1)})
+    found = TrainPlan.of(config, drawn, 4096)
+    trained, apart = ({sample.token_ids[0] for sample in part} for part in (found.samples, found.held_out))
+    assert not trained & apart
+    assert len(apart) == config.held_out
+    assert len(found.samples) + len(found.held_out) == sum(answers)
 
 
 @pytest.mark.parametrize("count", [2, 7, 40, 131, 300, 2000, 8000])

@@ -32,10 +32,12 @@ class Sample(NamedTuple):
         token_ids: the conversation through the chat template.
         mask: per token, whether the assistant said it (True or 1), end token included. `mask[i]` is about token i
             itself: a loss that compares the prediction of row i with token i + 1 uses `mask[i + 1]`.
+        continues: whether it is of the same conversation as the sample before it, up to another answer.
     """
 
     token_ids: Sequence[int]
     mask: Sequence[int]
+    continues: bool = False
 
 
 class BadConversation(ValueError):

@@ -1,7 +1,6 @@
 """Conversations turned into tokens and masks on disk."""
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -11,6 +10,7 @@ import datasets
 from rich.console import Console
 from rich.progress import track
 
+from specdec.kernels.types.threads import usable_processors
 from specdec.models.head_fit import VOCABULARY
 from specdec.models.hub import shown_name
 from specdec.models.tokenizer import load_pretrained, vocabulary_digest
@@ -20,7 +20,7 @@ from specdec.train_eagle.data.prepared_data import PreparedData, Settings
 from specdec.train_eagle.data.provenance import check_answers
 from specdec.train_eagle.data.stage_settings import PrepareSettings
 
-FORMAT = 1
+FORMAT = 2
 # Conversations at once from which on all processors tokenise them: processes take a moment to start.
 MANY = 512
 
@@ -91,7 +91,7 @@ def _encode_all(
 ) -> list[list[Sample] | BadConversation]:
     """Tokenise conversations, in several processes if there are many."""
     if processes is None:
-        processes = (os.cpu_count() or 1) if len(conversations) >= MANY else 1
+        processes = usable_processors() if len(conversations) >= MANY else 1
 
     def encode(messages: list[Message]) -> dict[str, Any]:
         try:
@@ -99,7 +99,7 @@ def _encode_all(
             samples = chat.encode([{key: text for key, text in each.items() if text is not None} for each in messages])
         except BadConversation as error:
             return {"token_ids": [], "mask": [], "reason": error.reason, "detail": error.detail}
-        token_ids, mask = zip(*samples, strict=True)
+        token_ids, mask = ([getattr(sample, name) for sample in samples] for name in ("token_ids", "mask"))
         return {"token_ids": token_ids, "mask": mask, "reason": None, "detail": None}
 
     given = datasets.Dataset.from_dict({"messages": conversations})
@@ -136,9 +136,11 @@ def _fill(prepared: PreparedData, tokenised: Iterable[Tokenised], shard_size: in
     console = Console(stderr=True)
     samples: list[Sample] = []
     for place, found in track(tokenised, "preparing", console=console, transient=True, disable=not console.is_terminal):
+        continues = False
         for each in found if isinstance(found, list) else [found]:
             if sample := _trainable(each, place, prepared.settings, prepared.bad):
-                samples.append(sample)
+                samples.append(sample._replace(continues=continues))
+                continues = True
         prepared.read += 1
         if len(samples) >= shard_size:
             prepared.add(samples)

@@ -21,7 +21,10 @@ INDEX = "index.json"
 
 @dataclass(frozen=True)
 class DataShard:
-    """A file of concatenated conversations: `tokens` int32, `mask` bool, and their `lengths` int32."""
+    """A file of concatenated samples: `tokens` int32, `mask` bool; of each, `lengths` int32 and `continues` bool.
+
+    Without `continues`, as in the requests that an engine keeps, each sample is a conversation of its own.
+    """
 
     file: str
     conversations: int
@@ -122,7 +125,8 @@ class PreparedData:
             # In the size that they have on disk: numbers of Python take ten times as much.
             parts = (torch.split(tensors[name], lengths) for name in ("tokens", "mask"))
             numbers = ([part.numpy().tobytes() for part in of_one] for of_one in zip(*parts, strict=True))
-            yield [Sample(array("i", tokens), mask) for tokens, mask in numbers]
+            continues = tensors["continues"].tolist() if "continues" in tensors else [False] * len(lengths)
+            yield [Sample(array("i", own), mask, same) for (own, mask), same in zip(numbers, continues, strict=True)]
 
     def load(self) -> list[Sample]:
         """Return all conversations, in the order of the sources.
@@ -141,6 +145,7 @@ class PreparedData:
                 "tokens": torch.tensor(tokens, dtype=torch.int32),
                 "mask": torch.tensor(mask, dtype=torch.bool),
                 "lengths": torch.tensor([len(sample.token_ids) for sample in samples], dtype=torch.int32),
+                "continues": torch.tensor([sample.continues for sample in samples]),
             }
             shard = DataShard(f"samples-{len(self.shards):05d}.safetensors", len(samples), len(tokens), sum(mask))
             # If the run is killed before the index is written, the next one makes this shard again.

@@ -60,9 +60,9 @@ class TrainPlan:
     """A run before it starts.
 
     Attributes:
-        samples, held_out: conversations for training and for validation.
+        samples, held_out: for training and for validation; those of one conversation are all on one side.
         settings: all settings of `TrainConfig` by name, none of them open.
-        batches: conversations of each batch, of all epochs.
+        batches: samples of each batch, of all epochs.
         held_out_batches: those of validation.
         per_step: batches of a step, over all processes.
         loss: settings of the loss.
@@ -81,22 +81,24 @@ class TrainPlan:
         """Settle what the settings leave open.
 
         Args:
-            samples: all conversations.
+            samples: of all conversations.
             hidden_size: the target's.
             processes: number of processes that train together.
 
         Raises:
             ValueError: too few conversations, or one that is longer than a batch; or fewer batches than a step takes.
         """
-        fewest = max(1, min(LEAST_HELD_OUT, len(samples) // 5))
-        held_out = config.held_out or min(MOST_HELD_OUT, max(fewest, len(samples) // SHARE))
-        if len(samples) <= held_out:
-            least = f"{len(samples)} conversations are too few to keep {held_out} apart"
+        # No answer is validated beside one of its own conversation that was trained on.
+        conversations = _conversations(samples)
+        fewest = max(1, min(LEAST_HELD_OUT, len(conversations) // 5))
+        held_out = config.held_out or min(MOST_HELD_OUT, max(fewest, len(conversations) // SHARE))
+        if len(conversations) <= held_out:
+            least = f"{len(conversations)} conversations are too few to keep {held_out} apart"
             raise ValueError(f"{least}; lower held_out" if config.held_out else f"{least}; prepare more")
         # Spread over all files, which may be of different kinds.
-        apart = {i * len(samples) // held_out for i in range(held_out)}
-        training = [sample for i, sample in enumerate(samples) if i not in apart]
-        validation = [samples[i] for i in sorted(apart)]
+        apart = {i * len(conversations) // held_out for i in range(held_out)}
+        training = [sample for i, own in enumerate(conversations) if i not in apart for sample in own]
+        validation = [sample for i in sorted(apart) for sample in conversations[i]]
         lengths, held_out_lengths = ([len(sample.token_ids) for sample in part] for part in (training, validation))
         per_step = config.accumulate * processes
         batch_tokens = config.batch_tokens or max(_batch_tokens(lengths, per_step), *held_out_lengths)
@@ -185,6 +187,16 @@ class TrainPlan:
             f"minutes   about {self.tokens / tokens_per_s / 60:.1f} at {tokens_per_s:,.0f} tokens/s, and {evaluations} "
             f"evaluations of {asked} prompts",
         ]
+
+
+def _conversations(samples: Iterable[Sample]) -> list[list[Sample]]:
+    """Return the samples of each conversation."""
+    found: list[list[Sample]] = []
+    for sample in samples:
+        if not (found and sample.continues):
+            found.append([])
+        found[-1].append(sample)
+    return found
 
 
 def _batch_tokens(lengths: Sequence[int], per_step: int) -> int:
