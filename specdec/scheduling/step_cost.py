@@ -56,9 +56,10 @@ SETTLED = 3
 KNOWN_SECONDS = 0.005
 # Measurements whose mean is used.
 KEPT_OF_SHARE = 16
-# Plain steps are not measured for this many seconds after a step with trees: a small model's weights are then not yet
-# back in the processor's caches, and a step takes up to half as long again.
-WARM_SECONDS = 0.002
+# Plain steps that begin within this many seconds after the draft model's pass are not measured: a small model's weights
+# are then not yet back in the processor's caches, and a step takes up to half as long again. A step that takes
+# LONG_SECONDS reads more weights than the caches hold.
+WARM_SECONDS, LONG_SECONDS = 0.004, 0.008
 # In a run of more than LONG_RUN plain steps, or steps with trees, one step in MEASURED_EVERY corrects the costs: a
 # correction takes 2 to 10 % of a small model's step. Not one in two or four: patterns of that length would be missed.
 LONG_RUN, MEASURED_EVERY = 16, 5
@@ -253,7 +254,7 @@ class StepCost:
     first: Ratio = field(default_factory=Ratio)
     # A prior low enough that trees are tried: many drafters stop where deeper nodes are unlikely.
     deeper: dict[int, Share] = field(default_factory=lambda: defaultdict(lambda: Share(0.3)))
-    # Total seconds of measured steps, that total when the last step with trees ended, and steps with trees in a row.
+    # Total seconds of measured steps, that total when the draft model's last pass ended, and steps with trees in a row.
     _clock: float = 0.0
     _last_trees: float = -math.inf
     _tree_run: int = 0
@@ -308,8 +309,9 @@ class StepCost:
         """Correct the predictions by a measured step."""
         rows, tokens, prompts, seconds, trees, levels, read, draft_seconds = step
         ratio = self.checking if tokens > rows else self.plain
+        is_warm = seconds > LONG_SECONDS or self._clock - self._last_trees >= WARM_SECONDS
         self._clock += seconds + draft_seconds
-        if rows < tokens:
+        if trees:
             self._last_trees = self._clock
         self._tree_run = self._tree_run + 1 if rows < tokens else 0
         if is_passed_over(self._tree_run):
@@ -319,7 +321,7 @@ class StepCost:
             more = seconds - ratio.at(rows) * alone if tokens else seconds
             predicted = self.passes(tokens + prompts) - (self.passes(tokens) if tokens else 0.0)
             self.prefill.correct(max(0.0, more), predicted, self._clock)
-        elif rows < tokens or self._clock - self._last_trees > WARM_SECONDS:
+        elif rows < tokens or is_warm:
             other, before = self.plain if ratio is self.checking else self.checking, ratio.at(rows)
             ratio.correct(rows, seconds, alone, self._clock)
             if not other.knows(rows):

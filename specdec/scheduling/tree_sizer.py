@@ -7,19 +7,23 @@ from specdec.core.draftable_row import DraftableRow
 from specdec.core.engine_stats import DraftOutlook
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.rank_values import RankValues, TreeOutcome
-from specdec.scheduling.step_cost import WARM_SECONDS, StepCost
+from specdec.scheduling.step_cost import LONG_SECONDS, WARM_SECONDS, StepCost
 from specdec.scheduling.tree_fit import LEAST_SECONDS, ChainFit, TreeFit, TreeFitter, fit_chains
 
 # Share of the time that trials may cost: plain steps where trees pay, and trees where they do not.
 TRIALS = 0.01
-# Most plain steps of a trial, and seconds after which it ends. The first ones are not measured.
-PLAIN, PLAIN_SECONDS = 10, 2 * WARM_SECONDS
+# Most plain steps of a trial, and seconds after which it ends. The first ones are not measured, unless they are long;
+# some steps are longer than predicted, and others shorter.
+PLAIN, PLAIN_SECONDS, ONE_PLAIN_SECONDS = 10, 3 * WARM_SECONDS, 1.25 * LONG_SECONDS
 # Least number of steps with trees between two trials; it begins lower and doubles, as costs measured at start can be
 # wrong.
 PLAIN_EVERY, PLAIN_FIRST = 128, 16
 # Steps with a lone tree of a trial, for several rows and for a single one, whose first is not representative; and least
 # number of plain steps between two.
 LONE, LONE_OF_ONE, LONE_EVERY = 2, 4, 16
+# Factor of the steps between trials of trees that are far from being worth it, with a gain below CLEAR, which doubles
+# with each; and seconds that the plain steps after a trial lose, whose weights have left the caches.
+MOST_IN_VAIN, CLEAR, COLD_SECONDS = 4, 0.8, 0.001
 # Limit of the steps until a trial.
 LATEST_TRIAL = 4096
 # Limit of the steps in a row without trees for want of measurements: under load every step may compute prompts.
@@ -83,8 +87,8 @@ class TreeSizer:
         self._next_fit, self._plain_until = 0, 0
         # Whether steps have trees, number of the step at which a trial of the other kind begins, and its steps.
         self._drafts, self._trial, self._trial_steps = False, 0, 0
-        # Limit of the steps with trees before the next trial, which doubles with each.
-        self._most_trees = PLAIN_FIRST
+        # Limit of the steps with trees before the next trial, and factor of the plain ones; both double with each.
+        self._most_trees, self._in_vain = PLAIN_FIRST, 1
 
     def begin_with(self, prior: Sequence[float], num_first: int = FIRST_TREES) -> None:
         """Forget what was learnt of the draft model, for another one.
@@ -164,7 +168,7 @@ class TreeSizer:
         best = self._best
         self._steps += 1
         if self._drafts != (best.gain > (1 if self._drafts else MARGIN)):
-            self._drafts, self._most_trees = not self._drafts, PLAIN_FIRST
+            self._drafts, self._most_trees, self._in_vain = not self._drafts, PLAIN_FIRST, 1
             self._plan_trial(sampled, known, plain, rows)
         if self._steps >= self._trial + self._trial_steps:
             self._plan_trial(sampled, known, plain, rows)
@@ -195,7 +199,9 @@ class TreeSizer:
         """Set when the next trial begins: so that it costs its share of the time."""
         best = self._best
         if self._drafts:
-            self._trial_steps = max(1, min(PLAIN, int(PLAIN_SECONDS / max(plain, LEAST_SECONDS))))
+            self._trial_steps = 1
+            if plain < ONE_PLAIN_SECONDS:
+                self._trial_steps = max(2, min(PLAIN, int(PLAIN_SECONDS / max(plain, LEAST_SECONDS))))
             lost, every = self._trial_steps * max(0.0, 1 - 1 / best.gain), best.cycle_cost
             least, most = PLAIN_EVERY, self._most_trees
             self._most_trees = min(2 * most, LATEST_TRIAL)
@@ -203,7 +209,9 @@ class TreeSizer:
             self._trial_steps = LONE_OF_ONE if sampled == 1 else LONE
             lone = self.cost.step(sampled, known + best.nodes, 1, min(best.nodes, self.shape.depth)) - plain
             lone += self.cost.reading(sum(row.ahead().unread for row in rows) // len(rows))
-            lost, every = self._trial_steps * max(0.0, lone) / max(plain, LEAST_SECONDS), 1.0
+            lost = (self._trial_steps * max(0.0, lone) + COLD_SECONDS) / max(plain, LEAST_SECONDS)
+            self._in_vain = min(2 * self._in_vain, MOST_IN_VAIN) if best.gain < CLEAR else 1
+            every = 1 / self._in_vain
             least, most = LONE_EVERY, LATEST_TRIAL
         self._trial = self._steps + min(max(least, int(lost / (TRIALS * every))), most)
 

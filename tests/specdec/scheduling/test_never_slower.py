@@ -25,7 +25,7 @@ PROMPT, OUTPUT, REQUESTS = 60, 128, 60
 # Acceptance of the head that was measured before, by rank; a text's is a multiple of it.
 PRIOR = [0.62, 0.40, 0.27, 0.24, 0.16, 0.12, 0.08, 0.06]
 TEXTS = {"drafts well": 1.3, "as measured": 1.0, "drafts badly": 0.4, "drafts not at all": 0.03}
-# Measured milliseconds of the demo model, and of its function at 256M parameters, by 2 cores.
+# Measured milliseconds of the demo model with AMX and with AVX2, and of its function at 256M parameters, by 2 cores.
 MACHINES = {
     "small": {
         "passes": [(1, 0.30), (4, 0.37), (8, 0.55), (16, 0.96), (32, 1.8), (64, 3.5), (256, 16)],
@@ -33,6 +33,13 @@ MACHINES = {
         "first_level": [(1, 0.07), (8, 0.18), (32, 0.64)],
         "all_levels": [(1, 0.29), (8, 1.53), (32, 5.9)],
         "reading": [(1, 0.035), (64, 0.35), (256, 1.4)],
+    },
+    "slow": {
+        "passes": [(1, 1.25), (2, 1.5), (4, 1.85), (8, 3.2), (16, 6.2), (32, 11.2), (64, 22), (256, 88)],
+        "rows": [(1, 0.0), (8, 0.3), (32, 0.9)],
+        "first_level": [(1, 0.3), (8, 0.9), (32, 3.2)],
+        "all_levels": [(1, 1.0), (8, 4.4), (32, 17)],
+        "reading": [(1, 0.15), (64, 2.4), (256, 9.5)],
     },
     "wide": {
         "passes": [(1, 19.0), (4, 20), (8, 22), (16, 33), (32, 52), (64, 88), (256, 300)],
@@ -61,6 +68,11 @@ FACTORS = {
     "trees longer": (1.1, 1.5),
     "plain shorter": (0.65, 1.0),
 }
+
+
+# Milliseconds and share of a step by which the first plain step after the head's pass takes longer at most, as its
+# weights have left the caches, and what is left of that with each step.
+COLD_MS, COLD_SHARE, COOLING = 0.6, 0.4, 0.8
 
 
 class Even(random.Random):
@@ -102,7 +114,7 @@ class World:
         self.true, self.chance = costs(machine), Even() if even else random.Random(str(cell))
         self.factors = FACTORS[factors]
         self.mean, self.batch, self.clock, self.tokens = TEXTS[text], batch, 0.0, 0
-        self.started = 0
+        self.started, self.cold = 0, 0.0
         self.rows = [self.new_row() for _ in range(batch)]
         # They do not all end at once.
         for place, row in enumerate(self.rows):
@@ -125,6 +137,11 @@ class World:
         draft = self.true.draft(num_trees, levels) + max(0.0, self.true.reading(read) - self.true.reading(num_trees))
         seconds = slow * self.factors[num_trees > 0] * self.true.step(self.batch, tokens, 0, 0)
         draft = slow * draft if draft else 0.0
+        if num_trees:
+            self.cold = 1.0
+        else:
+            seconds += self.cold * min(COLD_MS / 1e3, COLD_SHARE * seconds)
+            self.cold *= COOLING
         self.clock += draft + seconds
         outcomes = []
         for row in drafting if nodes else ():

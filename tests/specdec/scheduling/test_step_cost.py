@@ -173,7 +173,7 @@ def test_the_first_plain_steps_after_trees_tell_nothing(rows: int) -> None:
     for _ in range(60):
         for _ in range(3):
             cost.correct(MeasuredStep(rows, 6 * rows, 0, cost.passes(6 * rows), 1, 1, 1, 1e-4))
-        for place in range(int(WARM_SECONDS / (1.5 * plain))):
+        for place in range(1 + int(WARM_SECONDS / (1.5 * plain))):
             cost.correct(MeasuredStep(rows, rows, 3 * (place % 2), 1.5 * plain, 0, 0, 0, 0.0))
         for _ in range(2):
             cost.correct(MeasuredStep(rows, rows, 0, plain, 0, 0, 0, 0.0))
