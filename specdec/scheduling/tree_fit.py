@@ -47,22 +47,31 @@ class TreeFit(NamedTuple):
     cycle_cost: float = 0.0
 
 
-def fit_chains(cost: StepCost, sampled: int, known: int, rows: Sequence[DraftableRow]) -> ChainFit:
+def fit_chains(
+    cost: StepCost, sampled: int, known: int, rows: Sequence[DraftableRow], *, is_hopeful: bool = False
+) -> ChainFit:
     """Return the nodes of chains that yield most tokens per second where the model drafts nothing.
 
     Args:
         sampled: rows that yield a token.
         known: tokens of the step without drafts.
         rows: those that have chains, and others.
+        is_hopeful: whether what makes plain steps longer than at the start, such as masks, is taken to be no longer for
+            chains.
     """
     values = sorted(chain.from_iterable([row.chains for row in rows]), reverse=True)
     if not values:
         return ChainFit(0, 0.0, 0.0)
-    best, best_rate = ChainFit(0, 0.0, OUT_OF_REACH), sampled / max(cost.step(sampled, known, 0, 0), LEAST_SECONDS)
+    plain = cost.step(sampled, known, 0, 0)
+    best, best_rate = ChainFit(0, 0.0, OUT_OF_REACH), sampled / max(plain, LEAST_SECONDS)
     sums = [0.0, *accumulate(values)]
     size = 1
     while True:
-        rate = (sampled + sums[size]) / max(cost.step(sampled, known + size, 0, 0), LEAST_SECONDS)
+        if is_hopeful:
+            seconds = plain + cost.passes(known + size) - cost.passes(known)
+        else:
+            seconds = cost.step(sampled, known + size, 0, 0)
+        rate = (sampled + sums[size]) / max(seconds, LEAST_SECONDS)
         if rate > best_rate:
             best, best_rate = ChainFit(size, sums[size], values[size - 1]), rate
         if size == len(values):

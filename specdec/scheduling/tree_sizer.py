@@ -24,6 +24,9 @@ LONE, LONE_OF_ONE, LONE_EVERY = 2, 4, 16
 # Factor of the steps between trials of trees that are far from being worth it, with a gain below CLEAR, which doubles
 # with each; and seconds that the plain steps after a trial lose, whose weights have left the caches.
 MOST_IN_VAIN, CLEAR, COLD_SECONDS = 4, 0.8, 0.001
+# Steps after which chains are verified that are predicted to bring nothing, and after which they are looked at again if
+# even hope finds nothing.
+CHAINS_EVERY, CHAINS_AGAIN = 64, 8
 # Limit of the steps until a trial.
 LATEST_TRIAL = 4096
 # Limit of the steps in a row without trees for want of measurements: under load every step may compute prompts.
@@ -85,6 +88,8 @@ class TreeSizer:
         self._waited = 0
         # Number of the step in which the size is computed anew, and of that up to which the same rows decode plainly.
         self._next_fit, self._plain_until = 0, 0
+        # Calls of `size`, and that from which on chains are tried.
+        self._calls, self._try_chains = 0, 0
         # Whether steps have trees, number of the step at which a trial of the other kind begins, and its steps.
         self._drafts, self._trial, self._trial_steps = False, 0, 0
         # Limit of the steps with trees before the next trial, and factor of the plain ones; both double with each.
@@ -140,9 +145,20 @@ class TreeSizer:
             rows: those that may draft, or have chains.
             mixed: whether the step may compute prompts too.
         """
-        chains = fit_chains(self.cost, sampled, known, rows)
+        chains = self._fit_chains(sampled, known, rows)
         size = self._size_drafted(sampled, known, [row for row in rows if row.nodes], chains, mixed=mixed)
         return size._replace(least_value=chains.least_value)
+
+    def _fit_chains(self, sampled: int, known: int, rows: Sequence[DraftableRow]) -> ChainFit:
+        """Choose the chains, now and then in hope: steps with chains are measured only if there are any."""
+        chains, self._calls = fit_chains(self.cost, sampled, known, rows), self._calls + 1
+        has_time = self._calls >= self._try_chains and self.cost.plain.knows(sampled)
+        if chains.nodes or not has_time or not any(row.chains for row in rows):
+            return chains
+        chains = fit_chains(self.cost, sampled, known, rows, is_hopeful=True)
+        every = CHAINS_EVERY if self.cost.checking.knows(sampled) else 1
+        self._try_chains = self._calls + (every if chains.nodes else CHAINS_AGAIN)
+        return chains
 
     def _size_drafted(
         self, sampled: int, known: int, rows: Sequence[DraftableRow], chains: ChainFit, *, mixed: bool
@@ -158,7 +174,10 @@ class TreeSizer:
             return TreeSize(0, 0)
         _, nodes, depths, _, shares, _ = zip(*rows, strict=True)
         bounds, shared = sorted(nodes), [round(share, 1) for share in shares if share < 1]
-        load = sampled, known, max(depths), bounds, chains.nodes, round(chains.tokens, 1), shared
+        load: tuple[object, ...] = sampled, known, max(depths), bounds
+        # Chains are others in each step; where trees are far from being worth it, they change nothing.
+        if self._best.gain >= CLEAR:
+            load += chains.nodes, round(chains.tokens, 1), shared
         plain = self.cost.step(sampled, known, 0, 0)
         if load != self._load or self._steps >= self._next_fit:
             self._load, self._best = load, self._fitter.fit(sampled, known, rows, chains)

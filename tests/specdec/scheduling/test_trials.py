@@ -6,7 +6,9 @@ from itertools import pairwise
 import pytest
 
 from specdec.scheduling.rank_values import TreeOutcome
+from specdec.scheduling.step_cost import Curve, MeasuredStep, StepCost
 from specdec.scheduling.tree_sizer import (
+    CHAINS_EVERY,
     LARGEST_EVERY,
     LONE,
     LONE_OF_ONE,
@@ -16,6 +18,7 @@ from specdec.scheduling.tree_sizer import (
     PLAIN_SECONDS,
     TRIALS,
     TreeSize,
+    TreeSizer,
 )
 from tests.specdec.scheduling.sizer_steps import SHAPE, make, simulate, usual
 
@@ -101,3 +104,24 @@ def test_lone_trees_are_tried_where_plain_steps_are_faster(rows: int, steps: int
         for size in tried
     )
     assert lost <= 1.1 * TRIALS * 20000 * sizer.cost.step(rows, rows, 0, 0)
+
+
+@pytest.mark.parametrize("share", [0.2, 2.0])
+def test_chains_are_tried_where_only_plain_steps_are_known(share: float) -> None:
+    """Masks of structured outputs triple a small model's plain step, but add little per node: forced text was left.
+
+    Each node takes a share of a plain pass. Where it takes too long, few steps find out.
+    """
+    passes = Curve([(1, 0.010), (2, 0.022), (9, 0.106)])
+    cost = StepCost(passes)
+    sizer, row, chained = TreeSizer(cost, SHAPE, 0), usual(1, 0)[0]._replace(chains=[0.98]), []
+    for _ in range(10 * CHAINS_EVERY):
+        size = sizer.size(1, 1, [row])
+        chained.append(size.least_value <= 0.98)
+        seconds = 3 * passes(1) + chained[-1] * share * 3 * passes(1)
+        cost.correct(MeasuredStep(1, 1 + chained[-1], 0, seconds, 0, 0, 0, 0.0))
+    if share < 1:
+        assert all(chained[CHAINS_EVERY:])
+    else:
+        assert any(chained[:CHAINS_EVERY])
+        assert sum(chained) <= 15
