@@ -32,7 +32,7 @@ def usable_threads() -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yield the processors' time per time that the process's control groups allow, of both versions of them."""
+    """Yield the number of processors that each control group of the process allows (cgroups v1 and v2)."""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -115,7 +115,7 @@ class _TrialProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether an idle process has ended: it sends nothing while it is idle, so what can be read is the end."""
+        """Return whether an idle process has ended. While idle it sends nothing, so only its end is readable."""
         return self._connection.poll()
 
     def answer(self, params: StructuredOutputsParams, timeout: float) -> Answer | None:

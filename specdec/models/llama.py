@@ -200,7 +200,7 @@ def load_llama(
 
     Args:
         window: most tokens that its layers see; None for as many as the checkpoint says.
-        vocab_size: of the target for which it drafts, see `fitted`; None for its own.
+        vocab_size: of the target for which it drafts, see `with_vocab_size`; None for its own.
 
     Raises:
         CheckpointError: see `read_llama_config`; or tensors that are missing, unexpected or of another shape than
@@ -209,7 +209,7 @@ def load_llama(
     config, tensors = read_llama_config(folder).with_window(window), read_weights(folder, dtype)
     with error_context(folder):
         check_not_head(read_settings(folder), tensors)
-    config, tensors = fitted(config, untied(folder, config, tensors), vocab_size)
+    config, tensors = with_vocab_size(config, untied(folder, config, tensors), vocab_size)
     return built_llama(folder, config, lambda: LlamaWeights(config), LlamaModel, tensors, dtype, device, kernels)
 
 
@@ -227,13 +227,14 @@ def untied(folder: Path, config: LlamaConfig, tensors: dict[str, Tensor]) -> dic
     return tensors
 
 
-def fitted(
+def with_vocab_size(
     config: LlamaConfig, tensors: dict[str, Tensor], vocab_size: int | None
 ) -> tuple[LlamaConfig, dict[str, Tensor]]:
-    """Return a model with as many tokens as its target, whose tokenizer it has.
+    """Return a draft model's sizes and tensors with as many rows of the vocabulary as its target has.
 
-    Models of one family pad their matrices to different sizes (Qwen2.5: 151,936 and 152,064 rows for 151,665 tokens).
-    Rows that are missing are the last one once more, so that they are drafted no sooner than that one.
+    Both have the same tokenizer. Models of one family pad their matrices to different sizes (Qwen2.5: 151,936 and
+    152,064 rows for 151,665 tokens). Missing rows repeat the last one, so that their tokens are drafted no sooner than
+    its token.
     """
     if vocab_size in (None, config.vocab_size):
         return config, tensors

@@ -21,10 +21,10 @@ from specdec.models.llama import (
     LlamaWeights,
     built_llama,
     check_whole,
-    fitted,
     normalised,
     read_llama_config,
     untied,
+    with_vocab_size,
 )
 from specdec.models.tp_plan import Shard, Span, TPPlan, plan_of
 from specdec.parallel.rank_group import RankGroup
@@ -187,7 +187,7 @@ def load_shard(
     plan = plan_of(read_settings(folder), config) if tensor.size > 1 else TPPlan({})
     tensors = untied(folder, config, read_weights(folder, dtype))
     check_whole(folder, config, tensors)
-    config, tensors = fitted(config, tensors, vocab_size)
+    config, tensors = with_vocab_size(config, tensors, vocab_size)
     shard = Shard.of(config, tensor.rank, tensor.size, plan, stages.rank, stages.size)
     shard.check_groups(kernels.limits.rounded_group)
     own = {held: shard.cut(name, each) for name, each in tensors.items() if (held := shard.own_name(name)) is not None}

@@ -48,7 +48,7 @@ class TreeFit(NamedTuple):
 
 
 def fit_chains(
-    cost: StepCost, sampled: int, known: int, rows: Sequence[DraftableRow], *, is_hopeful: bool = False
+    cost: StepCost, sampled: int, known: int, rows: Sequence[DraftableRow], *, is_optimistic: bool = False
 ) -> ChainFit:
     """Return the nodes of chains that yield most tokens per second where the model drafts nothing.
 
@@ -56,8 +56,8 @@ def fit_chains(
         sampled: rows that yield a token.
         known: tokens of the step without drafts.
         rows: those that have chains, and others.
-        is_hopeful: whether what makes plain steps longer than at the start, such as masks, is taken to be no longer for
-            chains.
+        is_optimistic: whether a node costs what it did when costs were measured at start, whatever has made plain steps
+            longer since, such as masks of structured outputs.
     """
     values = sorted(chain.from_iterable([row.chains for row in rows]), reverse=True)
     if not values:
@@ -67,7 +67,7 @@ def fit_chains(
     sums = [0.0, *accumulate(values)]
     size = 1
     while True:
-        if is_hopeful:
+        if is_optimistic:
             seconds = plain + cost.passes(known + size) - cost.passes(known)
         else:
             seconds = cost.step(sampled, known + size, 0, 0)

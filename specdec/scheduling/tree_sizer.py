@@ -12,8 +12,8 @@ from specdec.scheduling.tree_fit import LEAST_SECONDS, ChainFit, TreeFit, TreeFi
 
 # Share of the time that trials may cost: plain steps where trees pay, and trees where they do not.
 TRIALS = 0.01
-# Most plain steps of a trial, and seconds after which it ends. The first ones are not measured, unless they are long;
-# some steps are longer than predicted, and others shorter.
+# Most plain steps of a trial, and seconds after which it ends: a small model's first plain steps are not measured. One
+# step is enough if it is predicted to take ONE_PLAIN_SECONDS, which leaves a margin over LONG_SECONDS.
 PLAIN, PLAIN_SECONDS, ONE_PLAIN_SECONDS = 10, 3 * WARM_SECONDS, 1.25 * LONG_SECONDS
 # Least number of steps with trees between two trials; it begins lower and doubles, as costs measured at start can be
 # wrong.
@@ -21,11 +21,13 @@ PLAIN_EVERY, PLAIN_FIRST = 128, 16
 # Steps with a lone tree of a trial, for several rows and for a single one, whose first is not representative; and least
 # number of plain steps between two.
 LONE, LONE_OF_ONE, LONE_EVERY = 2, 4, 16
-# Factor of the steps between trials of trees that are far from being worth it, with a gain below CLEAR, which doubles
-# with each; and seconds that the plain steps after a trial lose, whose weights have left the caches.
-MOST_IN_VAIN, CLEAR, COLD_SECONDS = 4, 0.8, 0.001
-# Steps after which chains are verified that are predicted to bring nothing, and after which they are looked at again if
-# even hope finds nothing.
+# Trees with a predicted gain below LOW_GAIN are tried less often: the steps between trials double with each, up to this
+# factor.
+LOW_GAIN, MOST_SPACING = 0.8, 4
+# Seconds that the plain steps after a trial of trees lose, since the target's weights have left the caches.
+COLD_SECONDS = 0.001
+# Steps between two trials of chains that are predicted to bring nothing; and steps until the next attempt, if they
+# bring nothing even by an optimistic prediction.
 CHAINS_EVERY, CHAINS_AGAIN = 64, 8
 # Limit of the steps until a trial.
 LATEST_TRIAL = 4096
@@ -93,7 +95,7 @@ class TreeSizer:
         # Whether steps have trees, number of the step at which a trial of the other kind begins, and its steps.
         self._drafts, self._trial, self._trial_steps = False, 0, 0
         # Limit of the steps with trees before the next trial, and factor of the plain ones; both double with each.
-        self._most_trees, self._in_vain = PLAIN_FIRST, 1
+        self._most_trees, self._spacing = PLAIN_FIRST, 1
 
     def begin_with(self, prior: Sequence[float], num_first: int = FIRST_TREES) -> None:
         """Forget what was learnt of the draft model, for another one.
@@ -150,12 +152,15 @@ class TreeSizer:
         return size._replace(least_value=chains.least_value)
 
     def _fit_chains(self, sampled: int, known: int, rows: Sequence[DraftableRow]) -> ChainFit:
-        """Choose the chains, now and then in hope: steps with chains are measured only if there are any."""
+        """Choose the nodes of chains. Now and then, verify some that are predicted to bring nothing.
+
+        Only a step that verifies chains measures what they cost.
+        """
         chains, self._calls = fit_chains(self.cost, sampled, known, rows), self._calls + 1
-        has_time = self._calls >= self._try_chains and self.cost.plain.knows(sampled)
-        if chains.nodes or not has_time or not any(row.chains for row in rows):
+        is_due = self._calls >= self._try_chains and self.cost.plain.knows(sampled)
+        if chains.nodes or not is_due or not any(row.chains for row in rows):
             return chains
-        chains = fit_chains(self.cost, sampled, known, rows, is_hopeful=True)
+        chains = fit_chains(self.cost, sampled, known, rows, is_optimistic=True)
         every = CHAINS_EVERY if self.cost.checking.knows(sampled) else 1
         self._try_chains = self._calls + (every if chains.nodes else CHAINS_AGAIN)
         return chains
@@ -176,7 +181,7 @@ class TreeSizer:
         bounds, shared = sorted(nodes), [round(share, 1) for share in shares if share < 1]
         load: tuple[object, ...] = sampled, known, max(depths), bounds
         # Chains are others in each step; where trees are far from being worth it, they change nothing.
-        if self._best.gain >= CLEAR:
+        if self._best.gain >= LOW_GAIN:
             load += chains.nodes, round(chains.tokens, 1), shared
         plain = self.cost.step(sampled, known, 0, 0)
         if load != self._load or self._steps >= self._next_fit:
@@ -187,7 +192,7 @@ class TreeSizer:
         best = self._best
         self._steps += 1
         if self._drafts != (best.gain > (1 if self._drafts else MARGIN)):
-            self._drafts, self._most_trees, self._in_vain = not self._drafts, PLAIN_FIRST, 1
+            self._drafts, self._most_trees, self._spacing = not self._drafts, PLAIN_FIRST, 1
             self._plan_trial(sampled, known, plain, rows)
         if self._steps >= self._trial + self._trial_steps:
             self._plan_trial(sampled, known, plain, rows)
@@ -229,8 +234,8 @@ class TreeSizer:
             lone = self.cost.step(sampled, known + best.nodes, 1, min(best.nodes, self.shape.depth)) - plain
             lone += self.cost.reading(sum(row.ahead().unread for row in rows) // len(rows))
             lost = (self._trial_steps * max(0.0, lone) + COLD_SECONDS) / max(plain, LEAST_SECONDS)
-            self._in_vain = min(2 * self._in_vain, MOST_IN_VAIN) if best.gain < CLEAR else 1
-            every = 1 / self._in_vain
+            self._spacing = min(2 * self._spacing, MOST_SPACING) if best.gain < LOW_GAIN else 1
+            every = 1 / self._spacing
             least, most = LONE_EVERY, LATEST_TRIAL
         self._trial = self._steps + min(max(least, int(lost / (TRIALS * every))), most)
 
