@@ -117,18 +117,77 @@ INLINE void multiply_four(const product *p, int blocks, int64_t block) {
             write_tile_sums(p, r, block + b, load(sums[b] + r * BLOCK));
 }
 
+enum {
+    SQUARE_ROWS = 2 * TILE_ROWS,
+    SQUARES = 4, /* that meet the same weights together */
+    DEPTH_KEPT = 640, /* inputs at a time, whose weights stay in the nearest cache meanwhile */
+};
+
+/* All rows that meet the weights one after another. */
+INLINE int64_t all_rows_of(const product *p) { return p->rows_before + p->rows + p->rows_behind; }
+
+/* Two tiles of rows, and what is prefetched of the weights meanwhile: `lines` of the cache for each of their tiles, from
+   `ahead` bytes behind the first on. */
+typedef struct {
+    int64_t row;
+    int rows, more, lines;
+    size_t ahead;
+} square_rows;
+
+/* Square `number` of `squares` of about as many rows each. The first of all rows prefetch the weights that they meet, unless
+   the blocks before have had them fetched; others a share of the next MOST_BLOCKS, side by side in memory. */
+INLINE square_rows rows_of_square(const product *p, int64_t number, int64_t squares, int is_first, int is_last) {
+    const int64_t fewest = squares > 1 ? p->rows / squares : p->rows, larger = p->rows - fewest * squares;
+    const int rows = (int)(fewest + (number < larger));
+    square_rows s = {
+        .row = fewest * number + (number < larger ? number : larger), .rows = (rows + 1) / 2, .more = rows / 2,
+    };
+    const int64_t lines = TILE_BYTES / 64, before = p->rows_before + s.row, all = all_rows_of(p);
+    if (all <= SQUARE_ROWS)
+        return s;
+    if (is_first && !before) {
+        s.lines = (int)lines;
+        s.ahead = AHEAD;
+    } else if (!is_last) {
+        const int64_t line = lines * before / all;
+        s.lines = (int)(lines * (before + rows) / all - line);
+        s.ahead = (MOST_BLOCKS * BLOCK + line) * 2 * p->weight->depth;
+    }
+    return s;
+}
+
 /* More rows, two tiles of them with two blocks, which are read half as often: sums in registers 0 to 3, inputs in 4 and 5,
-   weights in 6 and 7. Inputs `k` to `end` are multiplied; the first ones begin the sums, rows of `stride`. */
+   weights in 6 and 7. Inputs `k` to `end` are multiplied; the first ones begin the sums, rows of `stride`. The weights meet
+   one square, which prefetches them, or so many that inputs are read past the nearest cache, where weights stay. */
+enum { ONE_SQUARE, TWO_SQUARES, MANY_SQUARES };
+
+#define LOAD_INPUTS(tile, inputs)                                                                                      \
+    if (met_by == MANY_SQUARES)                                                                                        \
+        _tile_stream_loadd(tile, inputs, p->x_stride);                                                                 \
+    else                                                                                                               \
+        _tile_loadd(tile, inputs, p->x_stride);
+
+#define MULTIPLY_FIRST(b, sum, tile, weights)                                                                          \
+    if (blocks > b) {                                                                                                  \
+        if (met_by == ONE_SQUARE)                                                                                      \
+            prefetch_tile(weights, ahead_at(k, depth, blocks));                                                        \
+        for (int i = 0; met_by != ONE_SQUARE && i < s->lines; i++)                                                     \
+            __builtin_prefetch(next + b * block_bytes + 64 * i);                                                       \
+        _tile_loadd(tile, weights, 64);                                                                                \
+        _tile_dpbf16ps(sum, 4, tile);                                                                                  \
+    }
+
 #define MULTIPLY_SECOND(b, sum, tile)                                                                                  \
     if (blocks > b)                                                                                                    \
         _tile_dpbf16ps(sum, 5, tile);
 
-INLINE void multiply_square(const product *p, int rows, int more, int blocks, int64_t row, int64_t block, int64_t k,
+INLINE void multiply_square(const product *p, const square_rows *s, int blocks, int met_by, int64_t block, int64_t k,
                             int64_t end, float *sums, int64_t stride) {
+    const int rows = s->rows;
     const int64_t depth = p->weight->depth;
-    const size_t block_bytes = (size_t)depth * BLOCK * 2, bytes = stride * 4;
+    const size_t block_bytes = (size_t)depth * BLOCK * 2, bytes = stride * 4, fetched = 64 * (size_t)s->lines;
     const char *weight = (const char *)p->weight->weight + block * block_bytes;
-    const char *x = p->x + row * p->x_stride, *second = x + rows * p->x_stride;
+    const char *x = p->x + s->row * p->x_stride, *second = x + rows * p->x_stride;
     float *second_sums = sums + rows * stride;
     if (k) {
         _tile_loadd(0, sums, bytes);
@@ -143,20 +202,19 @@ INLINE void multiply_square(const product *p, int rows, int more, int blocks, in
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (; k + TILE_DEPTH <= end; k += TILE_DEPTH) {
+    const char *next = weight + s->ahead + k / TILE_DEPTH * fetched;
+    for (; k + TILE_DEPTH <= end; k += TILE_DEPTH, next += fetched) {
         const char *w = weight + k * 32;
-        /* The first rows bring the weights to the cache. */
-        const size_t ahead = row || p->again ? 0 : ahead_at(k, depth, blocks);
-        _tile_loadd(4, x + k * 2, p->x_stride);
-        MULTIPLY_BLOCK(0, 6, w, ahead)
-        MULTIPLY_BLOCK(1, 7, w + block_bytes, ahead)
-        _tile_loadd(5, second + k * 2, p->x_stride);
+        LOAD_INPUTS(4, x + k * 2)
+        MULTIPLY_FIRST(0, 0, 6, w)
+        MULTIPLY_FIRST(1, 1, 7, w + block_bytes)
+        LOAD_INPUTS(5, second + k * 2)
         MULTIPLY_SECOND(0, 2, 6)
         MULTIPLY_SECOND(1, 3, 7)
     }
     if (k < end) {
         tile_rest rest;
-        fill_rest(p, rows, more, blocks, x, weight, block_bytes, &rest);
+        fill_rest(p, rows, s->more, blocks, x, weight, block_bytes, &rest);
         _tile_loadd(4, rest.inputs[0], 64);
         MULTIPLY_BLOCK(0, 6, rest.weights[0], 0)
         MULTIPLY_BLOCK(1, 7, rest.weights[1], 0)
@@ -252,45 +310,71 @@ static void multiply_rows_in_tiles(const product *p, int64_t begin, int64_t end)
         }
 }
 
-/* Multiply more rows with the blocks `begin` to `end`, in pairs of tiles of about as many rows each. Such a pair meets four
-   blocks, DEPTH_KEPT inputs at a time, which stay in the nearest cache meanwhile. Sums to which nothing is added are made
-   where they go. */
-enum { DEPTH_KEPT = 288 };
+/* Write the sums of a square with its bias and residual. */
+static void write_square(const product *p, const square_rows *s, int64_t block, int blocks, const float *sums) {
+    /* Read before anything is stored: a compiler must assume that a store changes the product. */
+    const int64_t column = block * BLOCK, out_stride = p->out_stride, residual_stride = p->residual_stride;
+    const float *bias = p->weight->bias, *residual = p->residual;
+    float *out = p->out + s->row * out_stride + column - p->first_column;
+    if (residual)
+        residual += s->row * residual_stride + column;
+    for (int r = 0; r < s->rows + s->more; r++)
+        for (int b = 0; b < blocks; b++) {
+            vf sum = load(sums + (r * 2 + b) * BLOCK);
+            if (bias)
+                sum += load(bias + column + b * BLOCK);
+            if (residual)
+                sum += load(residual + r * residual_stride + b * BLOCK);
+            store(out + r * out_stride + b * BLOCK, sum);
+        }
+}
 
-static void multiply_squares(const product *p, int64_t begin, int64_t end) {
-    const int64_t tiles = (p->rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * 2;
+/* Multiply more rows with the blocks `begin` to `end`, in squares. Sums to which nothing is added are made where they go. */
+static void multiply_some_squares(const product *p, const square_rows *some, int count, int64_t block, int blocks,
+                                  int shape[2]) {
     const int64_t depth = p->weight->depth, steps = (depth + TILE_DEPTH - 1) / TILE_DEPTH;
+    const int64_t all = all_rows_of(p);
+    const int met_by = all > 2 * SQUARE_ROWS ? MANY_SQUARES : all > SQUARE_ROWS ? TWO_SQUARES : ONE_SQUARE;
     const int adds = p->weight->bias || p->residual;
-    const int64_t stride = adds ? MOST_BLOCKS * BLOCK : p->out_stride;
-    float own[2 * TILE_ROWS * MOST_BLOCKS * BLOCK] __attribute__((aligned(64)));
-    int first = 0, second = 0;
-    for (; begin < end; begin += MOST_BLOCKS) {
-        const int blocks = end - begin < MOST_BLOCKS ? (int)(end - begin) : MOST_BLOCKS;
-        for (int64_t tile = 0; tile < tiles; tile += 2) {
-            const int64_t row = p->rows * tile / tiles, middle = p->rows * (tile + 1) / tiles;
-            const int rows = (int)(middle - row), more = (int)(p->rows * (tile + 2) / tiles - middle);
-            /* The first rows read the weights from memory, in order. */
-            const int64_t parts = row || p->again ? (depth + DEPTH_KEPT - 1) / DEPTH_KEPT : 1;
-            float *sums = adds ? own : p->out + row * p->out_stride + begin * BLOCK - p->first_column;
-            if (rows != first || more != second) {
-                first = rows;
-                second = more;
+    const int64_t parts = met_by == ONE_SQUARE ? 1 : (steps * TILE_DEPTH + DEPTH_KEPT - 1) / DEPTH_KEPT;
+    const int64_t stride = adds ? 2 * BLOCK : p->out_stride;
+    float own[SQUARES][SQUARE_ROWS * 2 * BLOCK] __attribute__((aligned(64)));
+    for (int64_t part = 0, k = 0, end; part < parts; part++, k = end) {
+        end = part + 1 < parts ? steps * (part + 1) / parts * TILE_DEPTH : depth;
+        for (int i = 0; i < count; i++) {
+            const square_rows *s = &some[i];
+            float *sums = adds ? own[i] : p->out + s->row * stride + block * BLOCK - p->first_column;
+            if (s->rows != shape[0] || s->more != shape[1]) {
+                const int rows = shape[0] = s->rows, more = shape[1] = s->more;
                 shape_tiles((int[]){rows, rows, more, more, rows, more, TILE_ROWS, TILE_ROWS}, 3 << 4, 64);
             }
-            for (int64_t part = 0; part < parts; part++) {
-                const int64_t k = steps * part / parts * TILE_DEPTH, after = steps * (part + 1) / parts * TILE_DEPTH;
-                const int64_t stop = after < depth ? after : depth;
-                for (int b = 0; b < blocks; b += 2)
-                    if (blocks - b > 1)
-                        multiply_square(p, rows, more, 2, row, begin + b, k, stop, sums + b * BLOCK, stride);
-                    else
-                        multiply_square(p, rows, more, 1, row, begin + b, k, stop, sums + b * BLOCK, stride);
+            switch (2 * met_by + blocks) {
+            case 2 * ONE_SQUARE + 1: multiply_square(p, s, 1, ONE_SQUARE, block, k, end, sums, stride); break;
+            case 2 * ONE_SQUARE + 2: multiply_square(p, s, 2, ONE_SQUARE, block, k, end, sums, stride); break;
+            case 2 * TWO_SQUARES + 1: multiply_square(p, s, 1, TWO_SQUARES, block, k, end, sums, stride); break;
+            case 2 * TWO_SQUARES + 2: multiply_square(p, s, 2, TWO_SQUARES, block, k, end, sums, stride); break;
+            case 2 * MANY_SQUARES + 1: multiply_square(p, s, 1, MANY_SQUARES, block, k, end, sums, stride); break;
+            default: multiply_square(p, s, 2, MANY_SQUARES, block, k, end, sums, stride);
             }
-            for (int r = 0; adds && r < rows + more; r++)
-                for (int b = 0; b < blocks; b++)
-                    write_sums(p, row + r, (begin + b) * BLOCK, load(own + r * stride + b * BLOCK));
+            if (adds && end == depth)
+                write_square(p, s, block, blocks, sums);
         }
     }
+}
+
+static void multiply_squares(const product *p, int64_t begin, int64_t end) {
+    const int64_t squares = (p->rows + SQUARE_ROWS - 1) / SQUARE_ROWS;
+    int shape[2] = {0};
+    for (int64_t chunk = begin; chunk < end; chunk += MOST_BLOCKS)
+        for (int64_t first = 0; first < squares; first += SQUARES) {
+            const int is_first = chunk == begin && !p->is_fetched, is_last = chunk + MOST_BLOCKS >= p->weight->blocks;
+            const int count = squares - first < SQUARES ? (int)(squares - first) : SQUARES;
+            square_rows some[SQUARES];
+            for (int i = 0; i < count; i++)
+                some[i] = rows_of_square(p, first + i, squares, is_first, is_last);
+            for (int64_t block = chunk; block < chunk + MOST_BLOCKS && block < end; block += 2)
+                multiply_some_squares(p, some, count, block, end - block > 1 ? 2 : 1, shape);
+        }
 }
 
 static void multiply_pairs_in_tiles(const product *p, int64_t begin, int64_t end) {
@@ -348,7 +432,7 @@ INLINE void unpack_groups(const matrix *m, int kind, const char *weight, int64_t
 /* Multiply a tile of inputs with one of group `g`, if it has as many. */
 #define MULTIPLY_GROUP(g)                                                                                              \
     if (g < groups->count && t < groups->num_tiles[g]) {                                                               \
-        _tile_loadd(4, bytes + g * group + t * INPUTS_TOGETHER, at->half);                                    \
+        _tile_loadd(4, bytes + g * group + t * INPUTS_TOGETHER, at->half);                                             \
         _tile_loadd(5, groups->tiles[g][t], 64);                                                                       \
         if (kind == UINT4)                                                                                             \
             _tile_dpbsud(g, 4, 5);                                                                                     \
@@ -419,7 +503,7 @@ INLINE void multiply_bytes_in_tiles(const product *p, int kind, int64_t from, in
 }
 
 #define FOR_TILES(kind)                                                                                                \
-    static void multiply_##kind##_in_tiles(const product *p, int64_t from, int64_t count, int64_t begin, int64_t end) {\
+    static void multiply_##kind##_in_tiles(const product *p, int64_t from, int64_t count, int64_t begin, int64_t end) { \
         multiply_bytes_in_tiles(p, kind, from, count, begin, end);                                                     \
     }
 FOR_TILES(UINT4)

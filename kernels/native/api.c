@@ -3,14 +3,24 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+/* Bytes. Rows of a long prompt lie in so many small pages that a processor does not remember where all of them are. */
+enum { PAGE = 4096, HUGE_PAGE = 2 << 20 };
 
 void *reserve(buffer *b, size_t bytes) {
     if (bytes > b->bytes) {
+        const size_t page = bytes > HUGE_PAGE / 4 ? HUGE_PAGE : PAGE;
         free(b->memory);
-        b->bytes = (bytes + 4095) / 4096 * 4096;
-        b->memory = aligned_alloc(4096, b->bytes);
+        b->bytes = (bytes + page - 1) / page * page;
+        b->memory = aligned_alloc(page, b->bytes);
         if (!b->memory)
             b->bytes = 0;
+#if defined(MADV_HUGEPAGE)
+        /* A kernel without such pages refuses, and a buffer of small pages remains. */
+        if (b->memory && page == HUGE_PAGE)
+            madvise(b->memory, b->bytes, MADV_HUGEPAGE);
+#endif
     }
     return b->memory;
 }

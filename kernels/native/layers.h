@@ -4,11 +4,14 @@
 /* Items of a job that go to one thread together: rows that are normed, heads that are rotated, blocks of a product. */
 enum { ROWS_AT_ONCE = 4, HEADS_AT_ONCE = 8, BLOCKS_AT_ONCE = 2 };
 
+/* About the rows whose states stay in a processor's cache. */
+enum { ROWS_NEAR = 256 };
+
 /* Rows of a panel: whole tiles. */
 #if defined(FORM_AMX)
-enum { PANEL_ROWS = 2 * TILE_ROWS };
+enum { PANEL_ROWS = SQUARES * SQUARE_ROWS, QUANTIZED_PANEL_ROWS = ROWS_OF_SUMS };
 #else
-enum { PANEL_ROWS = 4 * MOST_ROWS };
+enum { PANEL_ROWS = 4 * MOST_ROWS, QUANTIZED_PANEL_ROWS = 32 * MOST_ROWS };
 #endif
 
 /* `weight * x / sqrt(mean(x^2) + eps)` (Zhang & Sennrich 2019); `out` may be `x`. */
@@ -65,14 +68,16 @@ INLINE int64_t parts_of(const chunks *job, int64_t most) {
 }
 
 /* Rows whose products stay in the nearest cache; of weights in few bits more, since they are unpacked for each panel. */
-INLINE int64_t rows_of_panel(const matrix *weight) { return is_quantized(weight) ? 8 * PANEL_ROWS : PANEL_ROWS; }
+INLINE int64_t rows_of_panel(const matrix *weight) { return is_quantized(weight) ? QUANTIZED_PANEL_ROWS : PANEL_ROWS; }
 
-/* Multiply a panel of rows with a chunk of blocks. */
-INLINE void multiply_chunk(const chunks *panel, int again, int64_t begin, int64_t end) {
+/* Multiply a panel of a job's rows, from `row` on, with a chunk of blocks. */
+INLINE void multiply_chunk(const chunks *job, const chunks *panel, int64_t row, int64_t begin, int64_t end,
+                           int is_fetched) {
     product p = {
         .weight = panel->weight, .x = panel->x, .x_stride = input_stride(panel->weight), .out = panel->own,
         .out_stride = CHUNK * BLOCK, .first_column = begin * BLOCK, .residual = panel->residual,
-        .residual_stride = panel->residual_stride, .rows = panel->rows, .again = again,
+        .residual_stride = panel->residual_stride, .rows = panel->rows, .rows_before = row,
+        .rows_behind = job->rows - row - panel->rows, .is_fetched = is_fetched,
     };
     multiply(&p, begin, end);
     if (panel->adapted)
@@ -82,15 +87,45 @@ INLINE void multiply_chunk(const chunks *panel, int again, int64_t begin, int64_
 /* Return the block behind the chunk that begins at one. */
 INLINE int64_t chunk_end(int64_t begin, int64_t end) { return begin + CHUNK < end ? begin + CHUNK : end; }
 
+/* A product that threads share: its items are the weight's blocks of columns, for one stretch of rows after another. So
+   few threads have rows of their own, whose states stay near them, and many have columns. */
+typedef struct {
+    int64_t rows, stretches, blocks, width; /* width: `blocks`, in whole groups */
+} grid;
+
+/* What a share has of one stretch: the rows `[row, beyond)` with the blocks `[begin, end)`; `next` is the item behind. */
+typedef struct {
+    int64_t row, beyond, begin, end, next;
+} grid_part;
+
+/* Adapters take all rows at once. */
+INLINE grid grid_of(const matrix *weight, int64_t rows, const step *adapted, int64_t group) {
+    const int64_t near = adapted && adapted->spans ? 0 : (rows + ROWS_NEAR / 2) / ROWS_NEAR;
+    return (grid){rows, near > 1 ? near : 1, weight->blocks, (weight->blocks + group - 1) / group * group};
+}
+
+static void share_grid(context *c, grid g, int64_t group, pool_work work, void *argument) {
+    pool_each(c->threads, g.stretches * g.width, group, work, argument);
+}
+
+INLINE grid_part part_at(const grid *g, int64_t item, int64_t end) {
+    const int64_t number = item / g->width, begin = item % g->width, left = end - item;
+    const int64_t next = begin + left < g->width ? begin + left : g->width;
+    return (grid_part){
+        .row = g->rows * number / g->stretches, .beyond = g->rows * (number + 1) / g->stretches, .begin = begin,
+        .end = next < g->blocks ? next : g->blocks, .next = item + next - begin,
+    };
+}
+
 /* Multiply some blocks of columns and write them as rows of `stride` numbers of a kind. */
 static void multiply_part(const chunks *job, int64_t begin, int64_t end, int dtype, void *out, int64_t stride) {
     const int64_t panels = parts_of(job, rows_of_panel(job->weight)), columns = job->weight->columns;
-    for (int64_t last; begin < end; begin = last) {
+    for (int64_t last, first = begin; begin < end; begin = last) {
         last = chunk_end(begin, end);
         const int64_t column = begin * BLOCK, count = (last * BLOCK < columns ? last * BLOCK : columns) - column;
         for (int64_t i = 0, row = 0; i < panels; i++) {
             const chunks panel = some_rows(job, row, job->rows * (i + 1) / panels);
-            multiply_chunk(&panel, i > 0, begin, last);
+            multiply_chunk(job, &panel, row, begin, last, begin > first);
             for (int64_t r = 0; r < panel.rows; r++, row++)
                 from_floats((char *)out + (row * stride + column) * size_of(dtype), job->own + r * CHUNK * BLOCK, count,
                             dtype);
@@ -98,21 +133,32 @@ static void multiply_part(const chunks *job, int64_t begin, int64_t end, int dty
     }
 }
 
+/* x / (1 + e^-x) */
+INLINE vf silu(vf x) {
+    const vf divisor = splat(1) + exp_(-x);
+#if defined(FORM_PAIRS)
+    /* What comes of it is rounded to bfloat16. */
+    const vf near = (vf)_mm512_rcp14_ps((__m512)divisor);
+    return x * fma_(near, fma_(-divisor, near, splat(1)), near);
+#else
+    return x / divisor;
+#endif
+}
+
 /* Multiply gate and up, of which each chunk has two blocks, and write `silu(gate) * up` as inputs to `down`. */
 static void multiply_gated(const chunks *job, int64_t begin, int64_t end, const matrix *down, char *out) {
     const int kind = input_kind(down);
     const int64_t panels = parts_of(job, rows_of_panel(job->weight)), stride = input_stride(down);
-    for (int64_t last; begin < end; begin = last) {
+    for (int64_t last, first = begin; begin < end; begin = last) {
         last = chunk_end(begin, end);
         for (int64_t i = 0, row = 0; i < panels; i++) {
             const chunks panel = some_rows(job, row, job->rows * (i + 1) / panels);
-            multiply_chunk(&panel, i > 0, begin, last);
+            multiply_chunk(job, &panel, row, begin, last, begin > first);
             for (int64_t r = 0; r < panel.rows; r++, row++)
                 for (int n = 0; n < CHUNK / 2 * BLOCK; n += LANES) {
                     const float *gate = job->own + r * CHUNK * BLOCK + n;
                     char *to = out + row * stride + (begin / 2 * BLOCK + n) * size_of(kind);
-                    vf g = load(gate);
-                    store_as(to, g / (splat(1) + exp_(-g)) * load(gate + CHUNK / 2 * BLOCK), kind);
+                    store_as(to, silu(load(gate)) * load(gate + CHUNK / 2 * BLOCK), kind);
                 }
         }
     }
@@ -176,12 +222,18 @@ static void qkv_work(void *argument, int thread, int64_t begin, int64_t end) {
     (void)thread;
     const layer_job *j = argument;
     const matrix *m = &j->l->qkv;
-    product p = {
-        .weight = m, .x = j->c->buffers[INPUTS].memory, .x_stride = input_stride(m), .out = j->c->buffers[QKV].memory,
-        .out_stride = m->blocks * BLOCK, .rows = j->s->rows,
-    };
-    multiply(&p, begin, end);
-    add_adapters(j->c, j->s, offsetof(layer_adapter, qkv), p.out, p.out_stride, 0, begin, end);
+    const grid g = grid_of(m, j->s->rows, j->s, BLOCKS_AT_ONCE);
+    const int64_t stride = m->blocks * BLOCK;
+    for (grid_part part; begin < end; begin = part.next) {
+        part = part_at(&g, begin, end);
+        product p = {
+            .weight = m, .x = (char *)j->c->buffers[INPUTS].memory + part.row * input_stride(m),
+            .x_stride = input_stride(m), .out = (float *)j->c->buffers[QKV].memory + part.row * stride, .out_stride = stride,
+            .rows = part.beyond - part.row,
+        };
+        multiply(&p, part.begin, part.end);
+        add_adapters(j->c, j->s, offsetof(layer_adapter, qkv), p.out, p.out_stride, 0, part.begin, part.end);
+    }
 }
 
 static void heads_work(void *argument, int thread, int64_t begin, int64_t end) {
@@ -218,13 +270,19 @@ static void output_work(void *argument, int thread, int64_t begin, int64_t end) 
     (void)thread;
     const layer_job *j = argument;
     const matrix *m = &j->l->output;
+    const grid g = grid_of(m, j->s->rows, j->s, BLOCKS_AT_ONCE);
     const int64_t width = m->blocks * BLOCK;
-    product p = {
-        .weight = m, .x = j->c->buffers[MIXED].memory, .x_stride = input_stride(m), .out = j->c->buffers[SUMS].memory,
-        .out_stride = width, .residual = j->c->buffers[STATES].memory, .residual_stride = width, .rows = j->s->rows,
-    };
-    multiply(&p, begin, end);
-    add_adapters(j->c, j->s, offsetof(layer_adapter, output), p.out, width, 0, begin, end);
+    for (grid_part part; begin < end; begin = part.next) {
+        part = part_at(&g, begin, end);
+        product p = {
+            .weight = m, .x = (char *)j->c->buffers[MIXED].memory + part.row * input_stride(m), .x_stride = input_stride(m),
+            .out = (float *)j->c->buffers[SUMS].memory + part.row * width, .out_stride = width,
+            .residual = (float *)j->c->buffers[STATES].memory + part.row * width, .residual_stride = width,
+            .rows = part.beyond - part.row,
+        };
+        multiply(&p, part.begin, part.end);
+        add_adapters(j->c, j->s, offsetof(layer_adapter, output), p.out, width, 0, part.begin, part.end);
+    }
 }
 
 static void norms_work(void *argument, int thread, int64_t begin, int64_t end) {
@@ -245,7 +303,13 @@ static void gate_work(void *argument, int thread, int64_t begin, int64_t end) {
         .c = c, .weight = &j->l->gate_up, .x = c->buffers[INPUTS].memory, .rows = j->s->rows,
         .own = c->own[thread].memory, .adapted = j->s, .adapter = offsetof(layer_adapter, gate_up),
     };
-    multiply_gated(&job, begin, end, &j->l->down, c->buffers[ACTIVATED].memory);
+    const grid g = grid_of(&j->l->gate_up, j->s->rows, j->s, CHUNK);
+    for (grid_part part; begin < end; begin = part.next) {
+        part = part_at(&g, begin, end);
+        const chunks some = some_rows(&job, part.row, part.beyond);
+        multiply_gated(&some, part.begin, part.end, &j->l->down,
+                       (char *)c->buffers[ACTIVATED].memory + part.row * input_stride(&j->l->down));
+    }
 }
 
 static void down_work(void *argument, int thread, int64_t begin, int64_t end) {
@@ -256,7 +320,13 @@ static void down_work(void *argument, int thread, int64_t begin, int64_t end) {
         .rows = j->s->rows, .residual_stride = j->l->output.blocks * BLOCK, .own = c->own[thread].memory,
         .adapted = j->s, .adapter = offsetof(layer_adapter, down),
     };
-    multiply_part(&job, begin, end, c->dtype, j->out, j->l->down.columns);
+    const grid g = grid_of(&j->l->down, j->s->rows, j->s, BLOCKS_AT_ONCE);
+    for (grid_part part; begin < end; begin = part.next) {
+        part = part_at(&g, begin, end);
+        const chunks some = some_rows(&job, part.row, part.beyond);
+        multiply_part(&some, part.begin, part.end, c->dtype,
+                      j->out + part.row * j->l->down.columns * size_of(c->dtype), j->l->down.columns);
+    }
 }
 
 typedef struct {
@@ -316,18 +386,18 @@ static int run_layer(context *c, const layer *l, const step *s, const void *x, c
     layer_job j = {.c = c, .l = l, .s = s, .x = x, .residual = residual, .out = out, .tiles = tiles};
     pool_each(c->threads, rows, ROWS_AT_ONCE, states_work, &j);
     run_low_beside(&j, &l->qkv, offsetof(layer_adapter, qkv), INPUTS);
-    pool_each(c->threads, l->qkv.blocks, BLOCKS_AT_ONCE, qkv_work, &j);
+    share_grid(c, grid_of(&l->qkv, rows, s, BLOCKS_AT_ONCE), BLOCKS_AT_ONCE, qkv_work, &j);
     pool_each(c->threads, rows * (l->heads + 2 * l->kv_heads), HEADS_AT_ONCE, heads_work, &j);
     pool_each(c->threads, tiles.tiles * l->kv_heads, 1, mix_work, &j);
     finish_rows(c, &l->output, MIXED, rows, l->output.inputs);
     run_low_beside(&j, &l->output, offsetof(layer_adapter, output), MIXED);
-    pool_each(c->threads, l->output.blocks, BLOCKS_AT_ONCE, output_work, &j);
+    share_grid(c, grid_of(&l->output, rows, s, BLOCKS_AT_ONCE), BLOCKS_AT_ONCE, output_work, &j);
     pool_each(c->threads, rows, ROWS_AT_ONCE, norms_work, &j);
     run_low_beside(&j, &l->gate_up, offsetof(layer_adapter, gate_up), INPUTS);
-    pool_each(c->threads, l->gate_up.blocks, CHUNK, gate_work, &j);
+    share_grid(c, grid_of(&l->gate_up, rows, s, CHUNK), CHUNK, gate_work, &j);
     finish_rows(c, &l->down, ACTIVATED, rows, l->down.depth);
     run_low_beside(&j, &l->down, offsetof(layer_adapter, down), ACTIVATED);
-    pool_each(c->threads, l->down.blocks, BLOCKS_AT_ONCE, down_work, &j);
+    share_grid(c, grid_of(&l->down, rows, s, BLOCKS_AT_ONCE), BLOCKS_AT_ONCE, down_work, &j);
     return 0;
 }
 
@@ -360,7 +430,13 @@ static void product_work(void *argument, int thread, int64_t begin, int64_t end)
         .c = j->c, .weight = j->weight, .x = j->c->buffers[INPUTS].memory, .rows = j->rows,
         .own = j->c->own[thread].memory, .adapted = j->adapted, .adapter = offsetof(layer_adapter, qkv),
     };
-    multiply_part(&job, begin, end, j->kind, j->out, j->stride);
+    const grid g = grid_of(j->weight, j->rows, j->adapted, CHUNK);
+    for (grid_part part; begin < end; begin = part.next) {
+        part = part_at(&g, begin, end);
+        const chunks some = some_rows(&job, part.row, part.beyond);
+        multiply_part(&some, part.begin, part.end, j->kind, (char *)j->out + part.row * j->stride * size_of(j->kind),
+                      j->stride);
+    }
 }
 
 static int do_product(context *c, const product_job *j) {
@@ -373,7 +449,7 @@ static int do_product(context *c, const product_job *j) {
     pool_each(c->threads, j->rows, ROWS_AT_ONCE, inputs_work, (void *)j);
     if (is_adapted)
         run_low(c, j->adapted, offsetof(layer_adapter, qkv), c->buffers[INPUTS].memory, input_stride(m));
-    pool_each(c->threads, m->blocks, CHUNK, product_work, (void *)j);
+    share_grid(c, grid_of(m, j->rows, j->adapted, CHUNK), CHUNK, product_work, (void *)j);
     return 0;
 }
 

@@ -126,11 +126,17 @@ static void multiply(const product *p, int64_t begin, int64_t end) {
 }
 
 /* Bytes of a row of inputs to a weight: the inputs, the sums of their groups where the weight has offsets, and the inputs'
-   bytes where it is multiplied in whole numbers. */
+   bytes where it is multiplied in whole numbers. Tiles read many rows at once: in an odd number of lines, those do not lie
+   at the same places of the cache. */
 INLINE size_t input_stride(const matrix *weight) {
     if (in_integers(weight))
         return 2 * half_stride(weight);
-    return sums_at(weight) + (has_offsets(weight) ? (groups_of(weight) + SUMMED) * sizeof(float) : 0);
+    const size_t bytes = sums_at(weight) + (has_offsets(weight) ? (groups_of(weight) + SUMMED) * sizeof(float) : 0);
+#if defined(FORM_AMX)
+    return ((bytes + 63) / 64 | 1) * 64;
+#else
+    return bytes;
+#endif
 }
 
 /* Complete a row of which `count` inputs are written. */

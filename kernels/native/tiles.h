@@ -34,7 +34,8 @@ typedef struct {
     const float *residual; /* added to the result, where not NULL: rows of `residual_stride` floats, all columns */
     int64_t residual_stride;
     int64_t rows;
-    int again; /* whether other rows have just been multiplied with the weight */
+    int64_t rows_before, rows_behind; /* others that meet the same blocks of the weight */
+    int is_fetched; /* whether these blocks were prefetched while those before them were multiplied */
 } product;
 
 /* Whether a weight's numbers meet rows as pairs of bfloat16, which the processor multiplies, or as floats. Numbers of 8

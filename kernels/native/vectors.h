@@ -93,12 +93,16 @@ INLINE uint32_t lanes_set(vi mask) {
 
 /* The lanes' sum, halves first: one order for every row. */
 INLINE float sum_lanes(vf x) {
+#if defined(FORM_AVX512)
+    return _mm512_reduce_add_ps((__m512)x); /* in the order of below */
+#else
     float lanes[LANES];
     store(lanes, x);
     for (int width = LANES / 2; width; width /= 2)
         for (int i = 0; i < width; i++)
             lanes[i] += lanes[i + width];
     return lanes[0];
+#endif
 }
 
 enum { SUMMED = 8 }; /* vectors whose lanes are summed together */
@@ -124,12 +128,16 @@ INLINE void sum_each(const vf x[SUMMED], float *sums) {
 }
 
 INLINE float largest_lane(vf x) {
+#if defined(FORM_AVX512)
+    return _mm512_reduce_max_ps((__m512)x);
+#else
     float lanes[LANES], most;
     store(lanes, x);
     most = lanes[0];
     for (int i = 1; i < LANES; i++)
         most = lanes[i] > most ? lanes[i] : most;
     return most;
+#endif
 }
 
 /* e^x by Cephes' reduction: x = n ln 2 + r, and a polynomial in r; within 2 units in the last place, 0 below -87. */

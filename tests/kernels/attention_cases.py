@@ -165,7 +165,7 @@ def chain(start: int, count: int) -> tuple[Tensor, RaggedRows]:
         query_lens=[count],
         lengths=[start + count],
         tree_starts=[start + count],
-        block_tables=torch.arange(10)[None],
+        block_tables=torch.arange((start + count + 7) // 8)[None],
         visible=slots + 1,
         ancestors=torch.zeros(count, 1, dtype=torch.int64),
         block_size=8,

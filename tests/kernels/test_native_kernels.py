@@ -94,6 +94,31 @@ def test_products(
 
 
 @given(
+    libraries, st.integers(1, 150), st.integers(1, 1400), st.integers(40, 800), quantizations, st.booleans(), st.data()
+)  # fmt: skip
+@example(library(FORMS[-1], 2, torch.bfloat16), 100, 1300, 60, "none", True, None)
+@example(library(FORMS[-1], 2, torch.bfloat16), 150, 1300, 737, "none", False, None)
+@example(library(FORMS[-1], 3, torch.bfloat16), 150, 640, 737, "none", True, None)
+def test_products_of_a_prompt(
+    own: Library,
+    columns: int,
+    inputs: int,
+    rows: int,
+    quantization: Quantization,
+    biased: bool,
+    data: st.DataObject | None,
+) -> None:
+    """Many rows go through tiles, parts of the depth and stretches of rows that few do not: a row has the same bits."""
+    weight, x = normal(1, columns, inputs).to(own.dtype), normal(2, rows, inputs).to(own.dtype)
+    multiply = NativeProjection(own, weight, normal(3, columns).to(own.dtype) if biased else None, quantization)
+    product = multiply(x)
+    start = data.draw(st.integers(0, rows - 1)) if data else 20
+    end = data.draw(st.integers(start + 1, rows)) if data else 50
+    assert multiply(x[start:end]).equal(product[start:end])
+    assert multiply(x[-1:]).equal(product[-1:])
+
+
+@given(
     libraries, st.integers(1, 80), st.integers(1, 300), st.integers(2, 40), st.integers(-38, 20), st.integers(-30, 10),
     st.integers(0, 99),
 )  # fmt: skip
@@ -205,11 +230,13 @@ def runner(
     dtype: torch.dtype,
     norm: bool,
     change: Callable[[Tensor], Tensor] = lambda weight: weight,
+    num_slots: int = 80,
 ) -> Callable[..., Tensor]:
     """Return a layer of `config` with seeded weights over a cache of its own, as a function of states and start.
 
     Args:
         change: of each matrix.
+        num_slots: of the cache.
     """
     torch.manual_seed(0)
     layer = LlamaLayer(config, input_norm=norm)
@@ -220,8 +247,8 @@ def runner(
             parameter.data = change(parameter.data).to(dtype)
     layer.requires_grad_(False)
     served = layer.form(kernels)
-    table = config.rope.table(config.head_dim, 80, dtype)
-    kv = torch.full((80, 2 * config.num_kv_heads, config.head_dim), float("nan"), dtype=dtype)
+    table = config.rope.table(config.head_dim, num_slots, dtype)
+    kv = torch.full((num_slots, 2 * config.num_kv_heads, config.head_dim), float("nan"), dtype=dtype)
 
     def run(states: Tensor, start: int) -> Tensor:
         slots, rows = chain(start, len(states))
@@ -251,6 +278,16 @@ def test_layers(
         pieces.append(in_chunks(states[start : start + size], start))
         start += size
     assert torch.cat(pieces).equal(actual)
+
+
+@given(libraries, configs, st.integers(300, 900), quantizations, st.data())
+def test_a_layer_over_a_prompt(
+    own: Library, config: LlamaConfig, count: int, quantization: Quantization, data: st.DataObject
+) -> None:
+    """The same bits in one pass, whose rows threads share, and in two."""
+    states, cut = normal(5, count, config.hidden_size).to(own.dtype), data.draw(st.integers(1, count - 1))
+    whole, run = (runner(config, kernels_of(own, quantization), own.dtype, True, num_slots=count) for _ in range(2))
+    assert torch.cat([run(states[:cut], 0), run(states[cut:], cut)]).equal(whole(states, 0))
 
 
 @pytest.mark.parametrize("quantization", get_args(Quantization))
