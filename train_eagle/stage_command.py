@@ -2,16 +2,16 @@
 
 import os
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from typing import NoReturn
 
 import typer
 
 from specdec.cli.options import SeveralValues
 from specdec.cli.program import run_program
+from specdec.kernels.types.extras import lacking
 
-# Modules of the extra `train`.
-NEEDED = ("accelerate", "datasets", "matplotlib", "pydantic", "yaml", "tensorboardX")
+_NAMES = ("accelerate", "datasets", "matplotlib", "pydantic", "tensorboardX")
+_PACKAGES = {name: name for name in _NAMES} | {"yaml": "pyyaml"}
 
 
 def need_extra(stage: str) -> None:
@@ -20,10 +20,8 @@ def need_extra(stage: str) -> None:
     Raises:
         ValueError: names those that are missing, and what to install.
     """
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        lacking = f"{', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
-        raise ValueError(f"{stage} needs {lacking}; run: pip install 'specdec[train]'")
+    if problem := lacking(stage, "train", _PACKAGES):
+        raise ValueError(problem)
 
 
 def let_threads_sleep() -> None:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +12,7 @@ from specdec.cli.options import Verbose, options_for, with_options
 from specdec.cli.startup import spinner
 from specdec.config import AUTO
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.kernels.types.extras import lacking
 from specdec.server.server_settings import ServerSettings
 
 DEMO_NAME = "demo"
@@ -118,9 +118,9 @@ def _replicated(num_replicas: int, num_prefill: int = 0) -> Callable[..., Any] |
     """
     if num_replicas == 1 and not num_prefill:
         return None
-    if not find_spec("ray"):
-        option = f"--prefill-replicas {num_prefill}" if num_prefill else f"--replicas {num_replicas}"
-        raise ValueError(f"{option} needs ray; run: pip install 'specdec[ray]'")
+    option = f"--prefill-replicas {num_prefill}" if num_prefill else f"--replicas {num_replicas}"
+    if problem := lacking(option, "ray", {"ray": "ray"}):
+        raise ValueError(problem)
 
     def make(*arguments: Any, **settings: Any) -> Any:
         # Late: the package takes a second to import, and needs those of the server.

@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from specdec.gguf.blocks import READERS
 from specdec.gguf.container import GgufTensor, read_container
 from specdec.gguf.rope import ROPE_FACTORS, check_rotated, rope_scaling
 from specdec.gguf.vocabulary import GgufVocabulary
+from specdec.kernels.types.extras import lacking
 from specdec.kernels.types.quantized_tensor import QuantizedTensor
 from specdec.kernels.types.threads import in_threads
 
@@ -87,8 +87,8 @@ class GgufFile:
         """
         if not path.is_file():
             raise CheckpointError(missing_path(path, "file"))
-        if find_spec("gguf") is None:
-            raise CheckpointError(f"{path}: reading a GGUF file needs a package; run: pip install 'specdec[gguf]'")
+        if problem := lacking(f"{path}: a GGUF file", "gguf", {"gguf": "gguf"}):
+            raise CheckpointError(problem)
         facts = path.stat()
         return _opened(path, facts.st_mtime_ns, facts.st_size)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from specdec.kernels.types.extras import lacking
 from specdec.parallel.other_ranks import MEETING_TIMEOUT, OtherRanks, meet
 from specdec.parallel.started_ranks import RANK_PROCESS
 
@@ -27,12 +28,10 @@ def ray_ranks(size: int, device_type: str, timeout: float) -> OtherRanks:
         TimeoutError: some did not come, as where the cluster has too few GPUs or CPUs.
         RankDeadError: an actor has ended.
     """
-    try:
-        import ray
-    except ImportError:
-        raise ValueError(
-            "distributed_executor_backend is 'ray', and the package ray is not installed; pip install 'specdec[ray]'"
-        ) from None
+    if problem := lacking("distributed_executor_backend 'ray'", "ray", {"ray": "ray"}):
+        raise ValueError(problem)
+    import ray
+
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
     needs = {"num_gpus": 1} if device_type == "cuda" else {"num_cpus": 1}

@@ -6,10 +6,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from specdec.kernels.types.extras import lacking
 from specdec.server.server_settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def run(
     Raises:
         ValueError: a package is missing, a setting or file is refused, or the address cannot be had.
     """
-    if missing := [package for module, package in _PACKAGES.items() if not find_spec(module)]:
-        raise ValueError(f"specdec serve needs {', '.join(missing)}; run: pip install 'specdec[serve]'")
+    if problem := lacking("specdec serve", "serve", _PACKAGES):
+        raise ValueError(problem)
 
     # Late, because of the packages above, and because torch takes seconds to import.
     from specdec.async_engine.async_llm import AsyncLLM

@@ -1,7 +1,8 @@
 """OpenTelemetry spans of requests, with vLLM's names (vllm/tracing/utils.py). Needs the extra `otel`."""
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from specdec.kernels.types.extras import lacking
 
 if TYPE_CHECKING:
     from specdec.server.otel_traces import OtelTraces
@@ -23,11 +24,8 @@ def traces_to(endpoint: str | None) -> "OtelTraces | None":
     """
     if endpoint is None:
         return None
-    # A module within a package that is missing may not be asked for.
-    has_any = find_spec("opentelemetry") is not None
-    if missing := [package for module, package in _PACKAGES.items() if not (has_any and find_spec(module))]:
-        needs = f"--otlp-traces-endpoint needs {', '.join(missing)}"
-        raise ValueError(f"{needs}; run: pip install 'specdec[otel]'")
+    if problem := lacking("--otlp-traces-endpoint", "otel", _PACKAGES):
+        raise ValueError(problem)
     if not endpoint.startswith(("http://", "https://")):
         raise ValueError(f"--otlp-traces-endpoint is {endpoint!r}; it must begin with http:// or https://")
     from specdec.server.otel_traces import OtelTraces

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specdec.core.chat_content import REASONING
+from specdec.kernels.types.extras import lacking
 from specdec.train_eagle.data.chat_mask import BadConversation, Message
 
 # Also ShareGPT's names.
@@ -95,10 +96,10 @@ class DatasetSource:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        try:
-            import datasets
-        except ImportError:
-            raise ValueError(f"{name}: data sets need the datasets library; pip install 'specdec[train]'") from None
+        if problem := lacking(f"{name}: a data set", "train", {"datasets": "datasets"}):
+            raise ValueError(problem)
+        import datasets
+
         path, _, split = name.partition(":")
         try:
             splits = [split] if split else datasets.get_dataset_split_names(path)

@@ -483,5 +483,5 @@ except ImportError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    expected = "AsyncLLM needs pyzmq and msgspec; install what is missing: pip install 'specdec[serve]'\n"
+    expected = "AsyncLLM needs pyzmq, msgspec; run: pip install 'specdec[serve]'\n"
     assert (done.stdout, done.stderr) == (expected, "")

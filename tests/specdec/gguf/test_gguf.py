@@ -275,8 +275,8 @@ def test_files_that_are_none_are_told_in_one_line(tmp_path: Path, monkeypatch: p
         LLM(absent)
     with pytest.raises(CheckpointError, match=r"broken.gguf: not a GGUF file that can be read: .+"):
         LLM(broken)
-    monkeypatch.setattr(file_module, "find_spec", lambda _: None)
-    with pytest.raises(CheckpointError, match=r"needs a package; run: pip install 'specdec\[gguf\]'$"):
+    monkeypatch.setattr("specdec.kernels.types.extras.find_spec", lambda _: None)
+    with pytest.raises(CheckpointError, match=r"a GGUF file needs gguf; run: pip install 'specdec\[gguf\]'$"):
         LLM(broken)
 
 

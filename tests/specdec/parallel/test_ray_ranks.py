@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +32,8 @@ class Ray(SimpleNamespace):
     """The part of Ray that ranks use, by its documentation."""
 
     def __init__(self) -> None:
-        super().__init__(needs=[], killed=[], util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"))
+        util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
+        super().__init__(needs=[], killed=[], util=util, __spec__=ModuleSpec("ray", None))
 
     def is_initialized(self) -> bool:
         return True
@@ -78,7 +80,7 @@ def test_tokens_are_those_of_one_rank(world: World, double: Ray, split: str) -> 
 
 def test_a_missing_package_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match="the package ray is not installed; pip install"):
+    with pytest.raises(ValueError, match="needs ray; run: pip install"):
         load(world, distributed_executor_backend="ray", tensor_parallel_size=2)
 
 

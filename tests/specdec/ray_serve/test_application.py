@@ -13,13 +13,13 @@ FOLDER = Path(__file__).parents[3] / "docker"
 
 
 def test_without_the_package_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda _: None)
+    monkeypatch.setattr("specdec.kernels.types.extras.find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"^--replicas 2 needs ray; run: pip install 'specdec\[ray\]'$"):
         command._replicated(2)
 
 
 def test_one_engine_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda _: None)
+    monkeypatch.setattr("specdec.kernels.types.extras.find_spec", lambda _: None)
     assert command._replicated(1) is None
     with pytest.raises(ValueError, match=r"^--prefill-replicas 1 needs ray; run: pip install 'specdec\[ray\]'$"):
         command._replicated(1, 1)

@@ -154,7 +154,7 @@ def test_a_spinner_shows_that_the_engine_starts(
 
 
 def test_missing_packages_are_named_with_the_remedy(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.server.command.find_spec", lambda name: None if name == "fastapi" else name)
+    monkeypatch.setattr("specdec.kernels.types.extras.find_spec", lambda name: None if name == "fastapi" else name)
     assert fails() == "specdec: specdec serve needs fastapi; run: pip install 'specdec[serve]'\n"
 
 

@@ -88,7 +88,7 @@ def test_invalid_addresses_are_told() -> None:
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.server.traces.find_spec", lambda _: None)
+    monkeypatch.setattr("specdec.kernels.types.extras.find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"needs opentelemetry-sdk, .*; run: pip install 'specdec\[otel\]'"):
         traces_to("http://localhost:4318/v1/traces")
 
