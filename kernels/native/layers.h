@@ -104,10 +104,12 @@ INLINE grid grid_of(const matrix *weight, int64_t rows, const step *adapted, int
     return (grid){rows, near > 1 ? near : 1, weight->blocks, (weight->blocks + group - 1) / group * group};
 }
 
+/* Do a product's items, shares of whole groups of `group` on each thread. */
 static void share_grid(context *c, grid g, int64_t group, pool_work work, void *argument) {
     pool_each(c->threads, g.stretches * g.width, group, work, argument);
 }
 
+/* The part of the items from `item` to `end` that lies in one stretch. */
 INLINE grid_part part_at(const grid *g, int64_t item, int64_t end) {
     const int64_t number = item / g->width, begin = item % g->width, left = end - item;
     const int64_t next = begin + left < g->width ? begin + left : g->width;
@@ -137,7 +139,7 @@ static void multiply_part(const chunks *job, int64_t begin, int64_t end, int dty
 INLINE vf silu(vf x) {
     const vf divisor = splat(1) + exp_(-x);
 #if defined(FORM_PAIRS)
-    /* What comes of it is rounded to bfloat16. */
+    /* 14 bits and a step of Newton's method: as exact as a division, but for the last place. */
     const vf near = (vf)_mm512_rcp14_ps((__m512)divisor);
     return x * fma_(near, fma_(-divisor, near, splat(1)), near);
 #else
