@@ -126,8 +126,8 @@ enum {
 /* All rows that meet the weights one after another. */
 INLINE int64_t all_rows_of(const product *p) { return p->rows_before + p->rows + p->rows_behind; }
 
-/* Two tiles of rows, and what is prefetched of the weights meanwhile: `lines` of the cache for each of their tiles, from
-   `ahead` bytes behind the first on. */
+/* A square: two tiles of rows, `rows` from `row` on and `more` behind them. With each tile of weights `lines` lines of the
+   cache are prefetched, from `ahead` bytes behind the first tile on. */
 typedef struct {
     int64_t row;
     int rows, more, lines;
@@ -156,9 +156,8 @@ INLINE square_rows rows_of_square(const product *p, int64_t number, int64_t squa
     return s;
 }
 
-/* More rows, two tiles of them with two blocks, which are read half as often: sums in registers 0 to 3, inputs in 4 and 5,
-   weights in 6 and 7. Inputs `k` to `end` are multiplied; the first ones begin the sums, rows of `stride`. The weights meet
-   one square, which prefetches them, or so many that inputs are read past the nearest cache, where weights stay. */
+/* How many squares meet the weights: one, which prefetches them, two, or so many that inputs are read past the nearest cache,
+   in which the weights stay. */
 enum { ONE_SQUARE, TWO_SQUARES, MANY_SQUARES };
 
 #define LOAD_INPUTS(tile, inputs)                                                                                      \
@@ -167,20 +166,23 @@ enum { ONE_SQUARE, TWO_SQUARES, MANY_SQUARES };
     else                                                                                                               \
         _tile_loadd(tile, inputs, p->x_stride);
 
-#define MULTIPLY_FIRST(b, sum, tile, weights)                                                                          \
+#define MULTIPLY_FIRST(b, tile, weights)                                                                               \
     if (blocks > b) {                                                                                                  \
         if (met_by == ONE_SQUARE)                                                                                      \
             prefetch_tile(weights, ahead_at(k, depth, blocks));                                                        \
         for (int i = 0; met_by != ONE_SQUARE && i < s->lines; i++)                                                     \
             __builtin_prefetch(next + b * block_bytes + 64 * i);                                                       \
         _tile_loadd(tile, weights, 64);                                                                                \
-        _tile_dpbf16ps(sum, 4, tile);                                                                                  \
+        _tile_dpbf16ps(b, 4, tile);                                                                                    \
     }
 
 #define MULTIPLY_SECOND(b, sum, tile)                                                                                  \
     if (blocks > b)                                                                                                    \
         _tile_dpbf16ps(sum, 5, tile);
 
+/* Multiply a square with at most two blocks, which are read half as often as by one tile of rows: sums in registers 0 to 3,
+   inputs in 4 and 5, weights in 6 and 7. Inputs `k` to `end` are multiplied; the first ones begin the sums, rows of
+   `stride`. */
 INLINE void multiply_square(const product *p, const square_rows *s, int blocks, int met_by, int64_t block, int64_t k,
                             int64_t end, float *sums, int64_t stride) {
     const int rows = s->rows;
@@ -206,8 +208,8 @@ INLINE void multiply_square(const product *p, const square_rows *s, int blocks, 
     for (; k + TILE_DEPTH <= end; k += TILE_DEPTH, next += fetched) {
         const char *w = weight + k * 32;
         LOAD_INPUTS(4, x + k * 2)
-        MULTIPLY_FIRST(0, 0, 6, w)
-        MULTIPLY_FIRST(1, 1, 7, w + block_bytes)
+        MULTIPLY_FIRST(0, 6, w)
+        MULTIPLY_FIRST(1, 7, w + block_bytes)
         LOAD_INPUTS(5, second + k * 2)
         MULTIPLY_SECOND(0, 2, 6)
         MULTIPLY_SECOND(1, 3, 7)

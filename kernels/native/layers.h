@@ -139,9 +139,10 @@ static void multiply_part(const chunks *job, int64_t begin, int64_t end, int dty
 INLINE vf silu(vf x) {
     const vf divisor = splat(1) + exp_(-x);
 #if defined(FORM_PAIRS)
-    /* 14 bits and a step of Newton's method: as exact as a division, but for the last place. */
-    const vf near = (vf)_mm512_rcp14_ps((__m512)divisor);
-    return x * fma_(near, fma_(-divisor, near, splat(1)), near);
+    /* A division by Newton's method and the remainder (Markstein 1990): the same numbers in less time. */
+    const vf near = (vf)_mm512_rcp14_ps((__m512)divisor), reciprocal = fma_(near, fma_(-divisor, near, splat(1)), near);
+    const vf quotient = x * reciprocal;
+    return fma_(fma_(-divisor, quotient, x), reciprocal, quotient);
 #else
     return x / divisor;
 #endif
