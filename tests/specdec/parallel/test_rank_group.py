@@ -87,14 +87,14 @@ def test_a_rank_that_takes_part_in_no_step_ends_the_engine(world: World, monkeyp
 
 
 HANGING = """
-import os, sys, time
+import os, sys, threading
 from specdec.engine.engine import LLMEngine
 
 act = LLMEngine.act
 
 def hang(self, command):
-    while "specdec.building.rank_process" in " ".join(sys.orig_argv) and os.path.exists({mark!r}):
-        time.sleep(0.1)
+    if "specdec.building.rank_process" in " ".join(sys.orig_argv) and os.path.exists({mark!r}):
+        threading.Event().wait()
     return act(self, command)
 
 LLMEngine.act = hang

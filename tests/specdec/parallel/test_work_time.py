@@ -1,7 +1,8 @@
-"""Processor time of a process counts as work, but for what gloo's loops take while nothing comes."""
+"""Processor time of a process counts as work, but for what gloo's loops and the thread that watches take."""
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch.distributed as dist
@@ -25,16 +26,30 @@ def test_gloo_names_its_loops() -> None:
     del group
 
 
-def work() -> float:
-    """Take 0.05 s of processor time; return how much of it counts."""
-    start, before = worked_seconds(), time.thread_time()
+def take() -> int:
+    """Take 0.05 s of processor time; return the number of the thread that did."""
+    before = time.thread_time()
     while time.thread_time() < before + 0.05:
         pass
+    return threading.get_native_id()
+
+
+def counted(threads: ThreadPoolExecutor) -> float:
+    """Return how much of 0.05 s of another thread counts."""
+    start = worked_seconds()
+    threads.submit(take).result()
     return worked_seconds() - start
 
 
 def test_work_counts_and_loops_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert work() > 0.045
-    own = threading.get_native_id()
-    monkeypatch.setattr(work_time, "gloo_loops", lambda: [own])
-    assert work() < 0.04
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(take).result()
+        assert counted(threads) > 0.045
+        monkeypatch.setattr(work_time, "gloo_loops", lambda: [other])
+        assert counted(threads) < 0.04
+
+
+def test_the_calling_thread_does_not_count() -> None:
+    start = worked_seconds()
+    take()
+    assert worked_seconds() - start < 0.04
