@@ -146,7 +146,7 @@ def untried_drafts() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("specdec.building.engine_builder.questions", lambda *_: [])
-        patch.setattr("specdec.building.engine_builder.warmup_kinds", lambda *_: [])
+        patch.setattr("specdec.building.engine_builder.warmup_kinds", lambda *_, **__: [])
         yield
 
 

@@ -11,7 +11,8 @@ from specdec.kernels.types.integers import next_power_of_2
 from specdec.kernels.types.types import DraftProbs, NoiseColumns, PackedTrees, Walk
 
 # Smaller trees take no less time, and would each have to be compiled for; their sizes change from step to step.
-LEAST_NODES = 64
+# Attention takes no larger ones.
+LEAST_NODES = 128
 
 
 def coupled_walk(scores: Tensor, trees: PackedTrees, noise: NoiseColumns) -> Walk:

@@ -133,7 +133,8 @@ class EngineBuilder:
         entries = max(self.sizes.entries, self.sizes.shape.nodes)
         # A head drafts by itself; without one, requests may still bring predicted texts.
         has_model = self.sizes.positions is not None
-        kinds = self._ranks.decide(lambda: warmup_kinds(self.sizes.shape.depth if has_model else 1))
+        depth, adapted = self.sizes.shape.depth if has_model else 1, self.config.enable_lora
+        kinds = self._ranks.decide(lambda: warmup_kinds(depth, adapted=adapted))
         run_warmup(engine, kinds, self.workers.longest, entries, 0 if has_model else 2 + entries)
         logger.info("kernels warmed up in %.1f s", time.perf_counter() - began)
 

@@ -7,11 +7,13 @@ request waits for a compilation.
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from specdec.cache.block_moves import BlockMove
 from specdec.config import EngineConfig
+from specdec.core.lora_request import LoadedAdapter, LoRARequest
 from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.chains import ChainRates
@@ -27,6 +29,9 @@ PLAIN = (Sampling(), Sampling(temperature=1.0), Sampling(temperature=0.7, top_p=
 EDITED = (Sampling(repetition_penalty=1.1), Sampling(temperature=0.7, repetition_penalty=1.1))
 # Tokens of a prompt, and steps: the prompt's, one whose trees are drafted before it, and two for trees drafted ahead.
 PROMPT, WARMUP_STEPS = 4, 4
+# Prompts that attention and quantised products each compute in tiles of another height: the heights of tiles are at
+# least twice one another, and none has more rows.
+LONG_PROMPTS = (8, 16, 32, 64, 128)
 # Of the rehearsal: one for the prompts, and one with drafts.
 REHEARSAL_STEPS = 2
 # Default on a CPU, where the needs of other processes are unknown.
@@ -81,7 +86,9 @@ def small_cache(config: EngineConfig, memory: int, block_bytes: int) -> ValueErr
     return ValueError(f"{left}; raise it or lower max_num_batched_tokens")
 
 
-def dummy_request(name: str, prompt: int, sampling: Sampling, longest: int, predicted: int) -> Request:
+def dummy_request(
+    name: str, prompt: int, sampling: Sampling, longest: int, predicted: int, adapter: LoadedAdapter | None = None
+) -> Request:
     """Return a request for warm-up and memory profiling.
 
     Args:
@@ -101,6 +108,7 @@ def dummy_request(name: str, prompt: int, sampling: Sampling, longest: int, pred
         # No request shares the prefix of another.
         cache_salt=name,
         chain_sources=[PredictedText([0] * predicted, prompt, ChainRates())] if predicted else [],
+        adapter=adapter,
     )
 
 
@@ -145,20 +153,41 @@ class Rehearsal:
         return dummy_request(f"rehearsal-{index}", length, Sampling(temperature=1.0, top_p=0.5), longest, predicted)
 
 
-def warmup_kinds(depth: int) -> list[tuple[Sampling, int]]:
-    """Return the sampling and the number of new tokens of each warm-up request.
+class WarmupKind(NamedTuple):
+    """A warm-up request.
+
+    Attributes:
+        tokens: new ones.
+        prompt: tokens of its prompt.
+        adapter: what it has beside the target and the draft model.
+    """
+
+    sampling: Sampling
+    tokens: int
+    prompt: int = PROMPT
+    adapter: LoadedAdapter | None = None
+
+
+def warmup_kinds(depth: int, *, adapted: bool = False) -> list[WarmupKind]:
+    """Return the requests of a warm-up.
 
     Args:
         depth: levels of draft trees.
+        adapted: whether requests may have adapters.
     """
-    kinds = [(sampling, WARMUP_STEPS * (1 + depth)) for sampling in PLAIN]
+    first, new = PLAIN[0], WARMUP_STEPS * (1 + depth)
+    kinds = [WarmupKind(sampling, new) for sampling in PLAIN]
     # A token after the prompt, the levels, and the target's own behind them.
-    return kinds + [(sampling, levels + 2) for levels in range(1, depth + 1) for sampling in EDITED]
+    kinds += [WarmupKind(sampling, levels + 2) for levels in range(1, depth + 1) for sampling in EDITED]
+    kinds += [WarmupKind(first, new, prompt) for prompt in LONG_PROMPTS]
+    if adapted:
+        # The first place, in which nothing is loaded yet, of the target's bank and of the draft model's.
+        request = LoRARequest("warmup", 1, "none", "none")
+        kinds.append(WarmupKind(first, new, adapter=LoadedAdapter(request, 1, "warmup")))
+    return kinds
 
 
-def run_warmup(
-    engine: LLMEngine, kinds: Sequence[tuple[Sampling, int]], longest: int, entries: int, predicted: int
-) -> None:
+def run_warmup(engine: LLMEngine, kinds: Sequence[WarmupKind], longest: int, entries: int, predicted: int) -> None:
     """Decode a request of each kind, one at a time; other requests find none of what that leaves in the cache.
 
     Kernels are compiled at their first launch, of each type of scores anew, which takes seconds where a vocabulary is
@@ -174,11 +203,13 @@ def run_warmup(
     cache = engine.worker.cache
     cache.apply_moves([BlockMove(cache.null_block, cache.null_block)])
     room = min(longest, cache.num_blocks * cache.block_size // 2 - entries)
-    for number, (sampling, tokens) in enumerate(kinds):
-        limit = min(PROMPT + tokens, room)
-        if limit < PROMPT + 2:
+    for number, kind in enumerate(kinds):
+        prompt = max(PROMPT, min(kind.prompt, room - kind.tokens))
+        limit = min(prompt + kind.tokens, room)
+        if limit < prompt + 2:
             continue
-        _run(engine, [dummy_request(f"warmup-{number}", PROMPT, sampling, limit, predicted)], WARMUP_STEPS)
+        request = dummy_request(f"warmup-{number}", prompt, kind.sampling, limit, predicted, kind.adapter)
+        _run(engine, [request], WARMUP_STEPS)
 
 
 def _run(engine: LLMEngine, requests: Sequence[Request], steps: int) -> None:
