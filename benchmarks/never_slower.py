@@ -18,6 +18,7 @@ ratio's is of the rounds' own ratios. Goal: adaptive trees reach 0.97 of the bes
 """
 
 import argparse
+import gc
 import random
 import statistics
 import time
@@ -38,6 +39,7 @@ from specdec import LLM, SamplingParams, Speculation
 from specdec.bench.environment import shown_path
 from specdec.bench.prompt_file import read_prompt_file
 from specdec.config import DEMO, DEMO_HEAD
+from specdec.core.garbage import exempt
 from specdec.scheduling.rank_values import read_values
 from specdec.scheduling.tree_sizer import TreeSizer
 
@@ -170,9 +172,13 @@ def main() -> None:
     texts = given or {name: read_prompts(name) for name in FILES}
     while rounds == 0 or time.perf_counter() < end:
         modes.clear()
+        gc.unfreeze()
+        gc.collect()
         # Each round begins with another mode, whose engine is made first: later ones find less memory in large pages.
         turn = rounds % len(names)
         modes += [Mode(name, args.model, args.draft, settings) for name in names[turn:] + names[:turn]]
+        # As engine processes do.
+        exempt()
         plain, adaptive = (next(mode.llm for mode in modes if mode.name == name) for name in (PLAIN, ADAPTIVE))
         prompts = {name: [plain.chat_prompt(messages) for messages in text] for name, text in texts.items()}
         side_by_side(modes, next(iter(prompts.values()))[:4], params, 4)

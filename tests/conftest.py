@@ -23,7 +23,7 @@ from hypothesis.vendor.pretty import RepresentationPrinter
 from torch import Tensor
 
 import tests.profiles  # noqa: F401
-from specdec.core.garbage import no_collections
+from specdec.core.garbage import loading
 from tests.triton_interpreter import SEED, grid_seed, prepare_interpreter
 
 _SEED = "hypothesis_seed"
@@ -50,9 +50,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
     """Spare the collector the million objects of imported modules and collected tests, which all stay."""
-    with no_collections():
+    with loading():
         found = yield
-    gc.freeze()
     return found
 
 
@@ -126,6 +125,14 @@ class _PoisonedTorch:
     def empty(*args: Any, **kwargs: Any) -> Tensor:
         made = torch.empty(*args, **kwargs)
         return made.fill_(255 if made.dtype == torch.uint8 else float("nan"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def freed_engines() -> Iterator[None]:
+    """No command that a test calls exempts the garbage of tests before it: their engines."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specdec.core.garbage.exempt", lambda: None)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -14,7 +14,7 @@ import zmq
 
 from specdec.async_engine.messages import MOST_MESSAGES, Failed, FromEngine, Log, Ready, Setup, encode
 from specdec.core.commands import one_line
-from specdec.core.garbage import no_collections
+from specdec.core.garbage import loading
 
 # The end of standard input says that the front end's process has ended.
 _STDIN = 0
@@ -65,7 +65,7 @@ def serve(setup: Setup, socket: zmq.Socket[bytes]) -> int:
     # The model's own imports take seconds, and errors in them are told as well.
     is_loaded = False
     try:
-        with no_collections():
+        with loading():
             from specdec.async_engine.engine_loop import EngineLoop
             from specdec.llm import LLM
 

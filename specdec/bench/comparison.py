@@ -19,6 +19,7 @@ from specdec.building.plugins import import_plugins
 from specdec.building.resolved_config import DRAFT_WORDS, resolved_config
 from specdec.config import DEMO_HEADS, EngineConfig, default_shape, draft_names
 from specdec.core.device import resolve_device
+from specdec.core.garbage import loading
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.chain_sources import SOURCES
 from specdec.llm import LLM
@@ -125,7 +126,8 @@ def compare(comparison: Comparison, advance: Callable[[], None] = lambda: None) 
     # All are checked before the first is loaded.
     configs = {mode.label: _config(comparison, mode, place) for place, mode in enumerate(comparison.modes, 1)}
     check_tokenizer(configs[PLAIN][0].model)
-    engines = {label: LLM(config.model, config.sources, **own) for label, (config, own) in configs.items()}
+    with loading():
+        engines = {label: LLM(config.model, config.sources, **own) for label, (config, own) in configs.items()}
     plain = engines[PLAIN]
     prompts = [one.for_engine(plain, comparison.chat, comparison.params) for one in comparison.prompts]
     contenders: dict[str, Contender] = {

@@ -18,6 +18,7 @@ from typing import NoReturn
 from specdec.building.build import build_engine
 from specdec.building.ranks import layout_of
 from specdec.core.commands import Close, LoadAdapter, RunStep, UpdateDraft
+from specdec.core.garbage import loading
 from specdec.core.launch import Launch
 from specdec.core.request import RequestGroup
 from specdec.engine.engine import LLMEngine
@@ -43,9 +44,10 @@ def serve(rank: OtherRank, end: Callable[[int], object] = os._exit) -> None:
     with rank.reporting():
         config, timeout = rank.receive()
         rank.join(layout_of(config), timeout)
-        requests = RequestMaker.read(config, read_llama_config(config.model))
-        requests.makes_texts = False
-        engine = build_engine(config, rank, requests)
+        with loading():
+            requests = RequestMaker.read(config, read_llama_config(config.model))
+            requests.makes_texts = False
+            engine = build_engine(config, rank, requests)
         rank.begin_beats(end)
         _follow(rank, engine)
 

@@ -10,7 +10,7 @@ import typer
 from specdec.building.llm_settings import engine_config, sharing_a_gpu
 from specdec.cli.options import options_for
 from specdec.config import EngineConfig, default_shape
-from specdec.core.garbage import no_collections
+from specdec.core.garbage import loading
 from specdec.core.request_limits import RequestLimits
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
@@ -118,7 +118,7 @@ class ModelOptions:
         check_engine(shape, settings)
         return cls(model, draft, sampling, shape, settings)
 
-    @no_collections()
+    @loading()
     def load(self) -> "LLM":
         """Load the model and build its engine.
 

@@ -60,6 +60,8 @@ class DraftBudget:
         bounds.clear()
         has_chains = any(request.chain_sources for request in decoding)
         if not (self.context or has_chains):
+            # Requests that have ended are not kept.
+            self._chosen_for.clear()
             return TreeSize(0, 0)
         if sizer is None:
             return TreeSize(self.shape.nodes, sum(request.may_draft for request in decoding))

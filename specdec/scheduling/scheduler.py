@@ -304,6 +304,8 @@ class Scheduler:
         if not self.queues.remove(request):
             return
         self.manager.release(request)
+        # It holds the request: a cycle, which the collector would have to find.
+        request.draftable = None
         if self.connector is not None:
             self.connector.request_finished(request)
         if request.finish_reason == "abort":

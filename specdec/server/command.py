@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from specdec.core.garbage import exempt
 from specdec.kernels.types.extras import lacking
 from specdec.server.server_settings import ServerSettings
 
@@ -65,6 +66,7 @@ def run(
         log_as_json()
 
     def announce(address: str) -> None:
+        exempt()
         text = f"serving {', '.join(server.served_model_name) or name} at {address}"
         if is_json:
             logger.setLevel(logging.INFO)
