@@ -62,26 +62,25 @@ static int pack(context *c, const target *t, const pass *p, packed *to) {
     return 0;
 }
 
-/* Store what the head reads of each token. */
+/* Keep a layer's inputs, `[count, hidden]`, beside those of the other layers that the head reads. */
+static void keep_taps(const target *t, int64_t layer, int64_t count, size_t row_bytes, const char *inputs, char *taps) {
+    for (int64_t tap = 0; tap < t->taps; tap++)
+        if (t->tap[tap] == layer)
+            for (int64_t row = 0; row < count; row++)
+                memcpy(taps + (row * t->taps + tap) * row_bytes, inputs + row * row_bytes, row_bytes);
+}
+
+/* Store what the head reads of each token: of its states, or of its taps, behind which there is room for them. */
 static int store_features(context *c, const target *t, const pass *p, const packed *rows, const char *states,
-                          const char *taps) {
+                          char *taps) {
     const int64_t count = rows->s.rows;
-    const size_t row_bytes = t->hidden * size_of(c->dtype);
-    const char *features = states;
-    size_t feature_bytes = row_bytes;
-    if (t->features == TAPS_AS_FEATURES) {
-        feature_bytes = t->feature.columns * size_of(c->dtype);
-        char *beside = reserve(&c->buffers[TAPPED], count * (t->taps * row_bytes + feature_bytes));
-        if (!beside)
-            return -1;
-        for (int64_t row = 0; row < count; row++)
-            for (int64_t tap = 0; tap < t->taps; tap++)
-                memcpy(beside + (row * t->taps + tap) * row_bytes, taps + (tap * count + row) * row_bytes, row_bytes);
-        char *product = beside + count * t->taps * row_bytes;
-        if (run_product(c, &t->feature, count, beside, product))
-            return -1;
-        features = product;
-    }
+    const size_t size = size_of(c->dtype), row_bytes = t->hidden * size;
+    const int is_product = t->features == TAPS_AS_FEATURES;
+    const size_t feature_bytes = is_product ? t->feature.columns * size : row_bytes;
+    char *product = taps + count * t->taps * row_bytes;
+    if (is_product && run_product(c, &t->feature, count, taps, product))
+        return -1;
+    const char *features = is_product ? product : states;
     for (int64_t row = 0; row < count; row++)
         memcpy((char *)p->feature_cache + rows->s.slots[row] * feature_bytes, features + row * feature_bytes,
                feature_bytes);
@@ -94,18 +93,16 @@ static int run_pass(context *c, const target *t, const pass *p) {
         return -1;
     const int64_t count = rows.s.rows;
     const size_t row_bytes = t->hidden * size_of(c->dtype), part = count * row_bytes;
-    /* Two turns of the stream between layers, the states behind them, the taps. */
-    char *stream = reserve(&c->buffers[STREAM], (3 + t->taps) * part), *spare = stream + part;
+    /* Two turns of the stream between layers, the states behind them. */
+    char *stream = reserve(&c->buffers[STREAM], 3 * part), *spare = stream + part, *states = stream + 2 * part;
     char *wanted = reserve(&c->buffers[WANTED], rows.wanted * row_bytes + 1);
-    if (!stream || !wanted)
+    char *taps = reserve(&c->buffers[TAPPED], t->taps * part + count * t->feature.columns * size_of(c->dtype) + 1);
+    if (!stream || !wanted || !taps)
         return -1;
-    char *states = stream + 2 * part, *taps = stream + 3 * part;
     for (int64_t row = 0; row < count; row++)
         embed(t->embedding, t->packed_embedding, t->hidden, p->tokens[row], stream + row * row_bytes, c->dtype);
     for (int64_t l = 0; l <= t->layers; l++) {
-        for (int64_t tap = 0; tap < t->taps; tap++)
-            if (t->tap[tap] == l)
-                memcpy(taps + tap * part, stream, part);
+        keep_taps(t, l, count, row_bytes, stream, taps);
         if (l == t->layers)
             break;
         rows.s.kv = (char *)p->kv + l * p->kv_bytes;
