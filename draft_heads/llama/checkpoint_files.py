@@ -19,11 +19,6 @@ class CheckpointError(ValueError):
     """Error of a folder that cannot be loaded; its message is one line that names what is wrong."""
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or the error's type if it has none."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
-
-
 @contextmanager
 def error_context(folder: Path) -> Iterator[None]:
     """Put the folder in front of a `CheckpointError` about a part of it."""

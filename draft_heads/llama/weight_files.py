@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line, read_object
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_object
 from specdec.draft_heads.llama.unreadable_files import damage
+from specdec.kernels.types.settings import one_line
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
@@ -57,7 +58,7 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(file) if file.suffix == ".safetensors" else _load_pickled(file)
     except Exception as error:
-        raise CheckpointError(f"{file}: {damage(file, first_line(error))}") from None
+        raise CheckpointError(f"{file}: {damage(file, one_line(error))}") from None
 
 
 def is_buffer(name: str, tensor: Tensor) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from specdec.draft_heads.llama.checkpoint_files import first_line
+from specdec.kernels.types.settings import one_line
 
 
 def write_whole(file: Path, write: Callable[[Path], Any]) -> None:
@@ -20,6 +20,6 @@ def write_whole(file: Path, write: Callable[[Path], Any]) -> None:
         write(new)
         new.replace(file)
     except (OSError, SafetensorError) as error:
-        raise OSError(f"{file}: cannot be written: {first_line(error)}") from None
+        raise OSError(f"{file}: cannot be written: {one_line(error)}") from None
     finally:
         new.unlink(missing_ok=True)

@@ -35,6 +35,12 @@ class ParameterError(ValueError):
         self.field, self.code = field, code
 
 
+def one_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type's name, as text that can be sent."""
+    line = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return line.encode(errors="backslashreplace").decode()
+
+
 @dataclass(frozen=True)
 class Setting:
     """Facts about a setting beside its type and default.

@@ -29,10 +29,10 @@ from specdec.core.commands import (
     News,
     Refused,
     Stop,
-    one_line,
 )
 from specdec.core.request import Request
 from specdec.engine.engine import LLMEngine
+from specdec.kernels.types.settings import one_line
 from specdec.parallel.ranks import RankDeadError
 from specdec.scheduling.step_plan import StepPlan
 from specdec.verify.grammar_state import Grammar

@@ -20,7 +20,8 @@ from specdec.async_engine.messages import (
     Setup,
     encode_command,
 )
-from specdec.core.commands import AnyCommand, Stop, one_line
+from specdec.core.commands import AnyCommand, Stop
+from specdec.kernels.types.settings import one_line
 
 # Restarts one after another, and seconds before the first of them; each further one waits twice as long.
 MOST_RESTARTS = 5

@@ -13,8 +13,8 @@ from contextlib import suppress
 import zmq
 
 from specdec.async_engine.messages import MOST_MESSAGES, Failed, FromEngine, Log, Ready, Setup, encode
-from specdec.core.commands import one_line
 from specdec.core.garbage import loading
+from specdec.kernels.types.settings import one_line
 
 # The end of standard input says that the front end's process has ended.
 _STDIN = 0

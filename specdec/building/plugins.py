@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 
-from specdec.core.commands import one_line
+from specdec.kernels.types.settings import one_line
 
 logger = logging.getLogger(__name__)
 # Names under which installed packages offer modules.

@@ -14,7 +14,7 @@ from specdec.core.errors import QueueFullError
 from specdec.core.lora_request import LoRARequest
 from specdec.core.outputs import Logprob, RequestMetrics, SpeculationStats, Step
 from specdec.core.sampling_params import BeamSearchParams, SamplingParams
-from specdec.kernels.types.settings import ParameterError
+from specdec.kernels.types.settings import ParameterError, one_line
 from specdec.text.segment import Segment
 
 
@@ -294,9 +294,3 @@ AnyCommand = Add | Control
 # What ranks tell each other besides.
 Told = RunStep | Search | EndSearches | Close
 AnyReply = News | Done | Refused | Stats | Integrity | Unloaded
-
-
-def one_line(error: BaseException) -> str:
-    """Return the first line of an error's message, as text that can be sent."""
-    line = next(iter(str(error).splitlines()), "") or type(error).__name__
-    return line.encode(errors="backslashreplace").decode()

@@ -31,7 +31,6 @@ from specdec.core.commands import (
     UnloadAdapter,
     Unloaded,
     UpdateDraft,
-    one_line,
 )
 from specdec.core.device import StepScope, on_device
 from specdec.core.request import Request, RequestGroup
@@ -47,6 +46,7 @@ from specdec.execution.executor import Executor
 from specdec.execution.step_order import StepOrder
 from specdec.execution.worker import Worker
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.types.settings import one_line
 from specdec.kernels.types.tree import DraftTree, TreeRow
 from specdec.kv_transfer.cache_identity import checkpoint_identity, identity
 from specdec.kv_transfer.kv_connector import KVConnector

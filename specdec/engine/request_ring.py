@@ -20,7 +20,7 @@ from safetensors.torch import save
 
 from specdec.config import EngineConfig
 from specdec.core.request import Request
-from specdec.draft_heads.llama.checkpoint_files import first_line
+from specdec.kernels.types.settings import one_line
 from specdec.models.head_fit import VOCABULARY
 from specdec.models.hub import shown_name
 from specdec.models.tokenizer import vocabulary_digest
@@ -236,7 +236,7 @@ def _write_all(folder: RingFolder, waiting: "queue.SimpleQueue[Kept | None]", pr
             try:
                 folder.add(held)
             except Exception as error:  # torch and safetensors raise many kinds
-                problems.append(first_line(error))
+                problems.append(one_line(error))
                 is_last = True
             held = []
         if is_last:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
-from specdec.core.commands import one_line
+from specdec.kernels.types.settings import one_line
 from specdec.kv_transfer.notes import Notes
 
 T = TypeVar("T")

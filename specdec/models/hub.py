@@ -5,10 +5,11 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.unreadable_files import missing_path, nearest_path_hint
 from specdec.draft_heads.llama.weight_files import FOREIGN, INDEX, WEIGHTS, has_weights, shard_names
 from specdec.gguf.file import is_gguf
+from specdec.kernels.types.settings import one_line
 from specdec.models.packaged import PACKAGED, packaged_model
 
 logger = logging.getLogger(__name__)
@@ -183,7 +184,7 @@ def _reason(name: str, revision: str | None, error: Exception) -> str:
         return f"{name}: no revision {revision!r} on the hub; name a branch, a tag or a commit"
     if constants.HF_HUB_OFFLINE:
         return f"{name}: no such folder, not in the hub's cache, and HF_HUB_OFFLINE is set; run: hf download {wanted}"
-    cause = first_line(error.__cause__ if isinstance(error.__cause__, Exception) else error)
+    cause = one_line(error.__cause__ if isinstance(error.__cause__, Exception) else error)
     return (
         f"{name}: no such folder, not in the hub's cache, and it cannot be downloaded ({cause}); "
         f"where the hub can be reached, run: hf download {wanted}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from specdec.draft_heads.llama.checkpoint_files import first_line
+from specdec.kernels.types.settings import one_line
 
 logger = logging.getLogger(__name__)
 _TOP = re.compile(r"---\s*\n(.*?\n)---\s*\n", re.DOTALL)
@@ -19,6 +19,6 @@ def read_card(folder: Path) -> dict[str, object]:
         top = _TOP.match(file.read_text(encoding="utf-8")) if file.is_file() else None
         values = yaml.safe_load(top[1]) if top else None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        logger.info("%s: its settings are left out, since they cannot be read: %s", file, first_line(error))
+        logger.info("%s: its settings are left out, since they cannot be read: %s", file, one_line(error))
         return {}
     return values if isinstance(values, dict) else {}

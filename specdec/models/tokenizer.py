@@ -13,9 +13,10 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from specdec.core.chat_content import template_messages
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line, read_object
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_object
 from specdec.gguf.file import GgufFile, is_gguf
 from specdec.gguf.tokenizer import load_gguf_tokenizer
+from specdec.kernels.types.settings import one_line
 from specdec.models.checkpoint import check_tokenizer, has_tokenizer
 from specdec.models.content_formats import ContentFormats
 from specdec.models.grammar_tokens import GrammarTokens
@@ -45,7 +46,7 @@ def load_pretrained(folder: Path) -> PreTrainedTokenizerBase:
         )
     except Exception as error:  # tokenizers raises a bare Exception, transformers many kinds
         check_tokenizer(folder)
-        raise CheckpointError(f"{folder}: the tokenizer cannot be read: {first_line(error)}") from None
+        raise CheckpointError(f"{folder}: the tokenizer cannot be read: {one_line(error)}") from None
     _name_ends(tokenizer, folder / "config.json")
     return tokenizer
 
@@ -204,7 +205,7 @@ class Tokenizer:
         try:
             return str(self._hf.get_chat_template(given, tools))
         except ValueError as error:
-            raise ValueError(f"the chat template cannot be chosen: {first_line(error)}") from None
+            raise ValueError(f"the chat template cannot be chosen: {one_line(error)}") from None
 
     def chat_text(self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any) -> str:
         """Return the text of a conversation with its special tokens, up to where the assistant's answer begins.
@@ -229,7 +230,7 @@ class Tokenizer:
             ArithmeticError,
             RecursionError,
         ) as error:
-            raise ValueError(f"the chat template refuses the conversation: {first_line(error)}") from None
+            raise ValueError(f"the chat template refuses the conversation: {one_line(error)}") from None
 
     def grammar_tokens(self, vocab_size: int, end_tokens: frozenset[int]) -> GrammarTokens:
         """Return the text of every token, as grammars need it.
@@ -304,5 +305,5 @@ def _vocabulary(folder: Path) -> dict[str, int]:
     try:
         found: dict[str, int] = FastTokenizer.from_file(str(file)).get_vocab()
     except Exception as error:  # tokenizers raises a bare Exception
-        raise CheckpointError(f"{file}: cannot be read: {first_line(error)}") from None
+        raise CheckpointError(f"{file}: cannot be read: {one_line(error)}") from None
     return found

@@ -13,6 +13,8 @@ from specdec.parallel.shared_slots import SharedSlots, shared_slots
 
 # Address of ranks that are all on one machine.
 LOOPBACK = "127.0.0.1"
+# Seconds in which ranks on GPUs connect to each other.
+CONNECT_TIMEOUT = 600.0
 # A `torch.distributed.Store`, which torch's annotations do not name.
 Store = Any
 
@@ -34,13 +36,23 @@ class RankGroup:
         store: key-value store through which the ranks find each other; new for each group.
         timeout: seconds.
         host: address of this machine that the other ranks reach.
+        connects: connect ranks on GPUs now rather than with their first operation, since that takes seconds, which
+            `timeout` may not leave.
 
     Attributes:
         is_waiting: whether this process waits for another one.
     """
 
     def __init__(
-        self, rank: int, size: int, store: Store, device: torch.device, timeout: float, host: str = LOOPBACK
+        self,
+        rank: int,
+        size: int,
+        store: Store,
+        device: torch.device,
+        timeout: float,
+        host: str = LOOPBACK,
+        *,
+        connects: bool = False,
     ) -> None:
         self.rank, self.size, self.is_waiting = rank, size, False
         # Sends that may not have ended, with the tensors that they read.
@@ -50,8 +62,13 @@ class RankGroup:
         limit = timedelta(seconds=timeout)
         if device.type == "cuda":
             nccl = dist.ProcessGroupNCCL.Options()
-            nccl._timeout = limit
+            connects &= size > 1
+            nccl._timeout = timedelta(seconds=CONNECT_TIMEOUT) if connects else limit
             self._group = dist.ProcessGroupNCCL(store, rank, size, nccl)
+            if connects:
+                self.all_reduce(torch.zeros(1, device=device))
+                torch.cuda.synchronize(device)
+                self._group._set_default_timeout(limit)
         else:
             gloo = cast(Any, dist.ProcessGroupGloo)._Options()
             gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]

@@ -62,7 +62,8 @@ def join_groups(
         RuntimeError: some rank did not come in time.
     """
     stage, place = layout.stage_of(rank), rank % layout.tensor
-    tensor = RankGroup(place, layout.tensor, part_of(store, f"tensor-{stage}"), device, timeout, host)
+    of_tensors = part_of(store, f"tensor-{stage}")
+    tensor = RankGroup(place, layout.tensor, of_tensors, device, timeout, host, connects=True)
     of_stages = part_of(store, f"stages-{place}")
     stages = RankGroup(stage, layout.stages, of_stages, device, STAGE_PATIENCE * timeout, host)
     return RankGroups(tensor, stages)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 
 from specdec.core.errors import QueueFullError
+from specdec.kernels.types.settings import one_line
 from specdec.parallel.rank_group import LOOPBACK, Store
 from specdec.parallel.rank_layout import RankGroups, RankLayout, join_groups
 from specdec.parallel.work_time import worked_seconds
@@ -174,10 +175,9 @@ class OtherRank(Ranks):
         except (EOFError, ConnectionError):
             return
         except Exception as error:
-            line = next(iter(str(error).splitlines()), "")
             # The first rank may be gone.
             with suppress(OSError):
-                self._send(Failure(f"{type(error).__name__}: {line}"))
+                self._send(Failure(f"{type(error).__name__}: {one_line(error)}"))
         finally:
             self._has_ended.set()
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from specdec.core.commands import one_line
+from specdec.kernels.types.settings import one_line
 
 
 @dataclass

@@ -11,9 +11,10 @@ from specdec.core.device import DTYPES
 from specdec.draft_heads.formats.head_kind import HeadDescription, write_head
 from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.heads.draft_head import FeatureHead, TargetParts
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, first_line, read_config
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config
 from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.reference.projection import Projection
+from specdec.kernels.types.settings import one_line
 from specdec.models.head_fit import VOCABULARY, check_fit, check_vocabulary
 from specdec.models.hub import checkpoint_path
 from specdec.models.llama import LlamaWeights, read_llama_config
@@ -66,7 +67,7 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
     try:
         kind, named = TRAINING_KINDS[settings["head"]], settings.pop("model")
     except LookupError as error:
-        raise ValueError(f"{saved.folder}: not the state of a run: {first_line(error)}; train again") from None
+        raise ValueError(f"{saved.folder}: not the state of a run: {one_line(error)}; train again") from None
     try:
         target = checkpoint_path(target or named, weights=False)
     except CheckpointError as error:

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from specdec.draft_heads.llama.checkpoint_files import first_line
+from specdec.kernels.types.settings import one_line
 from specdec.train_eagle.training.train_config import RECIPES, TrainConfig, listed
 from specdec.train_eagle.training.training_kinds import TRAINING_KINDS
 
@@ -43,7 +43,7 @@ def _settings(file: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        reason = getattr(error, "strerror", None) or first_line(error)
+        reason = getattr(error, "strerror", None) or one_line(error)
         raise ValueError(f"{file}: cannot be read: {reason}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{file}: not a YAML mapping of settings")

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from specdec.draft_heads.llama.checkpoint_files import first_line
+from specdec.kernels.types.settings import one_line
 from specdec.train_eagle.data.prepared_data import write_json
 
 FOLDER = "state"
@@ -40,7 +40,7 @@ class SavedRun(NamedTuple):
         try:
             tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # pickle and zip raise many exceptions
-            raise ValueError(f"{file}: not the weights of a run: {first_line(error)}; train again") from None
+            raise ValueError(f"{file}: not the weights of a run: {one_line(error)}; train again") from None
         inside = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
         return {name.removeprefix("head."): value for name, value in inside.items() if name.startswith("head.")}
 
@@ -62,7 +62,7 @@ def saved_run(run: Path) -> SavedRun | None:
         kept = json.loads(file.read_text(encoding="utf-8"))
         return SavedRun(steps[-1], dict(kept["settings"]), kept["step"], kept["best_tau"])
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{file}: not the state of a run: {first_line(error)}; train again") from None
+        raise ValueError(f"{file}: not the state of a run: {one_line(error)}; train again") from None
 
 
 class TrainingState:
@@ -113,7 +113,7 @@ class TrainingState:
         try:
             accelerator.save_state(str(new), safe_serialization=False)
         except RuntimeError as error:  # which torch.save raises where the disk is full
-            raise OSError(f"{new}: cannot be written: {first_line(error)}") from None
+            raise OSError(f"{new}: cannot be written: {one_line(error)}") from None
         write_json(new / PROGRESS, {"settings": self.settings, "step": self.step, "best_tau": self.best_tau})
         new.rename(named)
         for old in folder.glob("step-*"):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 # As in `tests/conftest.py`, before anything imports torch or a kernel.
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -34,9 +34,11 @@ class SimulatedNCCL:
 
     Attributes:
         num_captured: collectives that graphs repeat.
+        timeouts: of collectives one after another.
     """
 
     num_captured = 0
+    timeouts: ClassVar[list[timedelta]] = []
 
     class Options:
         """As much of NCCL's as is set."""
@@ -44,7 +46,7 @@ class SimulatedNCCL:
         _timeout: timedelta
 
     def __init__(self, gpu: SimulatedGPU, store: Any, rank: int, size: int, options: Options) -> None:
-        self.gpu = gpu
+        self.gpu, self._timeout = gpu, options._timeout
         gloo = cast(Any, dist.ProcessGroupGloo)._Options()
         gloo._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         gloo._timeout = options._timeout
@@ -58,7 +60,11 @@ class SimulatedNCCL:
         into, raw = [[_raw(part) for part in parts] for parts in outputs], [_raw(tensor) for tensor in inputs]
         return self._launch(lambda: self._group.allgather(into, raw).wait())
 
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
     def _launch(self, work: Any) -> Any:
+        self.timeouts.append(self._timeout)
         SimulatedNCCL.num_captured += self.gpu.is_capturing
         self.gpu.launch(work, (), {})
         return SimpleNamespace(wait=lambda: None)

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from specdec import LLM, DraftShape, SamplingParams
+from specdec.parallel.first_rank import COLLECTIVE_TIMEOUT
+from specdec.parallel.rank_group import CONNECT_TIMEOUT
 from tests.fakes import save_random_eagle3, save_random_llama
 from tests.specdec.parallel.simulated_rank import SIZE, SimulatedNCCL, simulated_rank
 
@@ -47,6 +49,10 @@ def test_tokens_are_those_of_one_rank_and_graphs_hold_the_collectives(
         # In each captured pass: the embedding's sum, and two a layer.
         assert SimulatedNCCL.num_captured > 0
         assert SimulatedNCCL.num_captured % (1 + 2 * 2) == 0
+        # The ranks connect with the first one, which may take long.
+        first, *others = (timeout.total_seconds() for timeout in SimulatedNCCL.timeouts)
+        assert first == CONNECT_TIMEOUT
+        assert set(others) == {COLLECTIVE_TIMEOUT}
         gpu.waits.clear()
         assert texts(llm) == expected
         assert llm.stats().drafts_verified > 0
