@@ -131,7 +131,7 @@ class _PoisonedTorch:
 def freed_engines() -> Iterator[None]:
     """No command that a test calls exempts the garbage of tests before it: their engines."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specdec.core.garbage.exempt", lambda: None)
+        patch.setattr(gc, "freeze", lambda: None)
         yield
 
 

@@ -29,8 +29,8 @@ PLAIN = (Sampling(), Sampling(temperature=1.0), Sampling(temperature=0.7, top_p=
 EDITED = (Sampling(repetition_penalty=1.1), Sampling(temperature=0.7, repetition_penalty=1.1))
 # Tokens of a prompt, and steps: the prompt's, one whose trees are drafted before it, and two for trees drafted ahead.
 PROMPT, WARMUP_STEPS = 4, 4
-# Prompts that attention and quantised products each compute in tiles of another height: the heights of tiles are at
-# least twice one another, and none has more rows.
+# Tokens of prompts with which attention and quantised products take tiles of each height: each is at least twice the
+# next lower one, and none is above 128.
 LONG_PROMPTS = (8, 16, 32, 64, 128)
 # Of the rehearsal: one for the prompts, and one with drafts.
 REHEARSAL_STEPS = 2

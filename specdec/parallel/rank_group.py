@@ -62,7 +62,7 @@ class RankGroup:
         limit = timedelta(seconds=timeout)
         if device.type == "cuda":
             nccl = dist.ProcessGroupNCCL.Options()
-            connects &= size > 1
+            connects = connects and size > 1
             nccl._timeout = timedelta(seconds=CONNECT_TIMEOUT) if connects else limit
             self._group = dist.ProcessGroupNCCL(store, rank, size, nccl)
             if connects:

@@ -13,7 +13,7 @@ def worked_seconds() -> float:
     """Return the seconds of processor time that this process has taken, but for gloo's loops and the calling thread.
 
     Each loop wakes up a hundred times a second while nothing comes, which takes 1 to 5 ms: several of them look like
-    work. On a machine whose caches others fill, so does a call of this function, 2 ms.
+    work. A call of this function takes 2 ms where the processor's caches are cold, which is no work either.
     """
     return time.process_time() - time.thread_time() - sum(map(_seconds_of, gloo_loops()))
 

@@ -18,7 +18,7 @@ from tests.triton_launches import recorded_launches
 
 pytestmark = pytest.mark.slow
 
-# Sampling, and the tokens of the prompt.
+# Sampling, and the tokens of the prompt: with each height of attention's tiles.
 ASKED = (
     ({"temperature": 0.0}, 8),
     ({"temperature": 1.0}, 8),

@@ -44,6 +44,7 @@ def test_tokens_are_those_of_one_rank_and_graphs_hold_the_collectives(
 ) -> None:
     with load(folder) as llm:
         expected = texts(llm)
+    monkeypatch.setattr(SimulatedNCCL, "timeouts", [])
     with simulated_rank(monkeypatch, 0) as gpu, load(folder, device="cuda", tensor_parallel_size=SIZE) as llm:
         assert llm.engine.worker.runner.graphs is not None
         # In each captured pass: the embedding's sum, and two a layer.

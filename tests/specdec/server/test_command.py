@@ -1,5 +1,6 @@
 """`specdec serve` as a process, its options, and its mistakes in one line."""
 
+import gc
 import json
 import re
 import signal
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from specdec.async_engine.async_llm import AsyncLLM
 from specdec.building.speculative_config import parse_speculative_config
 from specdec.cli.app import main
+from specdec.server import command
 from specdec.server.server_settings import ServerSettings
 from tests.specdec.server.command import Command, started
 from tests.specdec.server.running import PATIENCE
@@ -151,6 +154,20 @@ def test_a_spinner_shows_that_the_engine_starts(
         main(["serve", "--port", "0"])
     shown = capsys.readouterr().err
     assert shown.index("starting the engine") < shown.index("the engine does not start")
+
+
+def test_a_server_exempts_what_it_has_loaded_from_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[bool] = []
+
+    async def serve(*given: Any) -> None:
+        assert not frozen
+        given[-1]("http://127.0.0.1:1")
+
+    monkeypatch.setattr("specdec.server.http_server.serve", serve)
+    monkeypatch.setattr("specdec.server.http_server.listen", lambda _: None)
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    command.run("m", "none", {}, {}, ServerSettings(), "m", nullcontext(), lambda *_, **__: None)
+    assert frozen
 
 
 def test_missing_packages_are_named_with_the_remedy(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
