@@ -6,7 +6,7 @@ enum {
     TILE_DEPTH = 32,
     TILE_BYTES = 1024,
     FEW_ROWS = 2, /* that vectors multiply faster, and of whole numbers: */
-    FEW_INTEGER_ROWS = 6,
+    FEW_INTEGER_ROWS = 8,
 };
 
 /* Have memory hold what was written: compilers do not know that a tile reads it. */
@@ -388,125 +388,249 @@ static void multiply_pairs_in_tiles(const product *p, int64_t begin, int64_t end
     _tile_release();
 }
 
-/* Weights of 4 and 8 bits, in whole numbers: see `integer_products.h`. Tiles of signed and unsigned bytes are made in
-   memory. A tile's rows are the high bytes of a row of inputs, then its low bytes, and so on. */
+/* Weights of 4 and 8 bits: see `integer_products.h`. Tiles of bfloat16 make the same sums of a group: products are whole
+   multiples of one power of two, and add up to at most 2^24 of them, so that float32 rounds nothing. Therefore a group of
+   8 bits has two sums, of the numbers' lower and upper four bits, and one of 4 bits with more than 64 inputs has two as
+   well, of its halves. Otherwise two groups are summed together. */
 
 enum {
-    BYTES_ROWS = TILE_ROWS / 2,
-    GROUPS_AT_ONCE = 4, /* whose sums are in a register each */
-    MOST_TILES = 4, /* of a group */
+    SUMMED_IN_ONE = 64, /* inputs of 4 bits whose sum is not rounded */
+    MOST_TILES = 4, /* of a sum */
+    ROWS_OF_SUMS = 128,
 };
 
-/* Groups of a block: their numbers as tiles, and their scales. */
+/* Groups `first` on of two blocks: their numbers as tiles, two sums of each block, and their scales. */
 typedef struct {
-    int64_t first;
-    int count, num_tiles[GROUPS_AT_ONCE];
-    vf scale[GROUPS_AT_ONCE], minimum[GROUPS_AT_ONCE];
-    char tiles[GROUPS_AT_ONCE][MOST_TILES][INPUTS_TOGETHER * BLOCK] __attribute__((aligned(64)));
-} tile_groups;
+    int64_t first, inputs[2]; /* where the inputs of a sum begin */
+    int count, tiles[2];
+    vf scale[2][2], minimum[2][2]; /* [block][group] */
+    char numbers[MOST_TILES][2][2][TILE_BYTES] __attribute__((aligned(64))); /* [block][sum] of each */
+} unpacked;
 
-/* Unpack the groups of a block from `first` on. */
-INLINE void unpack_groups(const matrix *m, int kind, const char *weight, int64_t first, tile_groups *to) {
-    const int64_t left = groups_of(m) - first, nested = nested_end(m), bytes_of_group = group_bytes(m);
+/* Say which groups from `first` on are summed together. */
+INLINE void choose_groups(const matrix *m, int kind, int64_t first, unpacked *to) {
+    const int64_t begin = first * m->group, left = m->depth - begin, inputs = left < m->group ? left : m->group;
+    const int is_wide = m->group > SUMMED_IN_ONE;
     to->first = first;
-    to->count = left < GROUPS_AT_ONCE ? (int)left : GROUPS_AT_ONCE;
-    for (int g = 0; g < to->count; g++) {
-        const int64_t k = (first + g) * m->group, inputs = m->depth - k < m->group ? m->depth - k : m->group;
-        const char *group = weight + nested + (first + g) * bytes_of_group, *numbers = group + group_head(m);
-        scales_of_vector(m, weight + k / NESTED_INPUTS * nested_bytes(m), group, 0, 0, &to->scale[g], &to->minimum[g]);
-        __builtin_prefetch(group + AHEAD);
-        to->num_tiles[g] = (int)(inputs / INPUTS_TOGETHER);
-        for (int t = 0; t < to->num_tiles[g]; t++, numbers += word_bytes(kind))
-            UNROLLED
-            for (int i = 0; i < INPUTS_TOGETHER / 8; i++) {
-                const char *here = numbers + i * word_bytes(kind) / 4;
-                __m512i bytes[2];
-                __builtin_prefetch(here + AHEAD);
-                if (kind == INT8)
-                    __builtin_prefetch(here + AHEAD + 64);
-                unpack_bytes(kind, here, bytes);
-                _mm512_store_si512(to->tiles[g][t] + 128 * i, bytes[0]);
-                _mm512_store_si512(to->tiles[g][t] + 128 * i + 64, bytes[1]);
-            }
+    to->count = kind == UINT4 && !is_wide && left > inputs ? 2 : 1;
+    to->inputs[0] = to->inputs[1] = begin;
+    to->tiles[0] = to->tiles[1] = (int)(inputs / TILE_DEPTH);
+    if (kind == UINT4 && is_wide) {
+        const int half = SUMMED_IN_ONE / TILE_DEPTH, tiles = to->tiles[0];
+        to->inputs[1] += SUMMED_IN_ONE;
+        to->tiles[0] = tiles < half ? tiles : half;
+        to->tiles[1] = tiles - to->tiles[0];
+    } else if (kind == UINT4) {
+        const int64_t second = left - inputs < m->group ? left - inputs : m->group;
+        to->inputs[1] += inputs;
+        to->tiles[1] = (int)(second / TILE_DEPTH);
     }
 }
 
-/* Multiply a tile of inputs with one of group `g`, if it has as many. */
-#define MULTIPLY_GROUP(g)                                                                                              \
-    if (g < groups->count && t < groups->num_tiles[g]) {                                                               \
-        _tile_loadd(4, bytes + g * group + t * INPUTS_TOGETHER, at->half);                                             \
-        _tile_loadd(5, groups->tiles[g][t], 64);                                                                       \
-        if (kind == UINT4)                                                                                             \
-            _tile_dpbsud(g, 4, 5);                                                                                     \
-        else                                                                                                           \
-            _tile_dpbssd(g, 4, 5);                                                                                     \
+/* Write the numbers of 32 inputs as a tile. */
+INLINE void unpack_nibbles(const char *words, size_t ahead, char *tile) {
+    UNROLLED
+    for (int eight = 0; eight < 4; eight++) {
+        const vu word = load_bits(words + eight * 64);
+        __builtin_prefetch(words + eight * 64 + ahead);
+        UNROLLED
+        for (int pair = 0; pair < 4; pair++)
+            _mm512_store_si512(tile + (eight * 4 + pair) * 64, (__m512i)nibble_pairs(word >> 4 * pair));
     }
+}
 
-/* Multiply groups with `rows` rows from `row` on, and add the products of those from `begin` on to their sums, which the
-   first groups begin. */
-INLINE void add_tile_groups(const product *p, const row_places *at, int kind, const tile_groups *groups, int64_t row,
-                            int begin, int rows, float *sums) {
-    const int64_t group = p->weight->group;
-    const size_t stride = p->x_stride;
-    const char *x = p->x + row * stride, *bytes = x + at->high + groups->first * group;
-    int32_t parts[GROUPS_AT_ONCE][TILE_ROWS][BLOCK] __attribute__((aligned(64)));
+/* Write the lower and the upper four bits of 32 inputs as tiles. Both have a sign: a number is 16 times one plus the other. */
+INLINE void unpack_halves(const char *bytes, size_t ahead, char *lower, char *upper) {
+    static const uint16_t numbers[2][32] __attribute__((aligned(64))) = {
+        {0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
+         0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80},
+        {0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0, 0, 0, 0, 0, 0, 0,
+         0, 0, 0, 0, 0, 0, 0, 0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80},
+    };
+    const __m512i low = _mm512_load_si512(numbers[0]), high = _mm512_load_si512(numbers[1]);
+    UNROLLED
+    for (int pair = 0; pair < TILE_DEPTH / 2; pair++) {
+        const __m128i first = _mm_loadu_si128((const __m128i *)(bytes + pair * 32));
+        const __m128i second = _mm_loadu_si128((const __m128i *)(bytes + pair * 32 + 16));
+        const __m256i both = _mm256_set_m128i(_mm_unpackhi_epi8(first, second), _mm_unpacklo_epi8(first, second));
+        const __m512i words = _mm512_cvtepi8_epi16(both);
+        if (pair % 2 == 0)
+            __builtin_prefetch(bytes + pair * 32 + ahead);
+        _mm512_store_si512(lower + pair * 64, _mm512_permutexvar_epi16(words, low));
+        const __m512i rounded = _mm512_srai_epi16(_mm512_add_epi16(words, _mm512_set1_epi16(8)), 4);
+        _mm512_store_si512(upper + pair * 64, _mm512_permutexvar_epi16(rounded, high));
+    }
+}
+
+/* Unpack a block of the chosen groups. */
+INLINE void unpack_groups(const matrix *m, int kind, const char *weight, size_t ahead, int b, unpacked *to) {
+    for (int g = 0; g < to->count; g++) {
+        const int64_t k = (to->first + g) * m->group;
+        const char *group = weight + nested_end(m) + (to->first + g) * group_bytes(m);
+        __builtin_prefetch(group + ahead);
+        scales_of_vector(m, weight + k / NESTED_INPUTS * nested_bytes(m), group, 0, 0, &to->scale[b][g],
+                         &to->minimum[b][g]);
+    }
+    for (int s = 0; s < (kind == UINT4 ? 2 : 1); s++) {
+        const int64_t g = to->inputs[s] / m->group, within = to->inputs[s] - g * m->group;
+        const char *numbers = weight + nested_end(m) + g * group_bytes(m) + group_head(m) + within / 32 * word_bytes(kind);
+        for (int t = 0; t < to->tiles[s]; t++, numbers += word_bytes(kind))
+            if (kind == UINT4)
+                unpack_nibbles(numbers, ahead, to->numbers[t][b][s]);
+            else
+                unpack_halves(numbers, ahead, to->numbers[t][b][0], to->numbers[t][b][1]);
+    }
+}
+
+/* Sums that tiles have made of groups, with a square of rows; the first `begin` of them are there from before. */
+typedef struct {
+    const unpacked *groups;
+    int64_t row;
+    int begin;
+    float of[2][2][2 * TILE_ROWS * BLOCK] __attribute__((aligned(64))); /* [sum][block][row] */
+} group_sums;
+
+/* Make a sum of both blocks with a square of rows, of which the second tile begins at `second`, if there is one: sums in
+   registers 0 to 3, inputs in 4 and 5, numbers in 6 and 7. */
+INLINE void multiply_sum(const unpacked *groups, int s, int blocks, int rows, int more, const char *inputs, size_t stride) {
+    const char *x = inputs + groups->inputs[s] * 2, *second = x + rows * stride;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int t = 0; t < groups->num_tiles[0]; t++) {
-        MULTIPLY_GROUP(0)
-        MULTIPLY_GROUP(1)
-        MULTIPLY_GROUP(2)
-        MULTIPLY_GROUP(3)
-    }
-    _tile_stored(0, parts[0], 64);
-    _tile_stored(1, parts[1], 64);
-    _tile_stored(2, parts[2], 64);
-    _tile_stored(3, parts[3], 64);
-    for (int r = begin; r < rows; r++) {
-        vf sum = groups->first ? load(sums + r * BLOCK) : splat(0);
-        for (int g = 0; g < groups->count; g++)
-            sum = add_group(at, x + r * stride, groups->first + g, _mm512_load_si512(parts[g][2 * r]),
-                            _mm512_load_si512(parts[g][2 * r + 1]), groups->scale[g], groups->minimum[g], sum);
-        store(sums + r * BLOCK, sum);
+    for (int t = 0; t < groups->tiles[s]; t++) {
+        _tile_loadd(4, x + t * TILE_DEPTH * 2, stride);
+        _tile_loadd(6, groups->numbers[t][0][s], 64);
+        _tile_dpbf16ps(0, 4, 6);
+        if (blocks > 1) {
+            _tile_loadd(7, groups->numbers[t][1][s], 64);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if (more) {
+            _tile_loadd(5, second + t * TILE_DEPTH * 2, stride);
+            _tile_dpbf16ps(2, 5, 6);
+            if (blocks > 1)
+                _tile_dpbf16ps(3, 5, 7);
+        }
     }
 }
 
-/* Multiply rows from `from` on, at most ROWS_OF_SUMS, with the blocks `begin` to `end`. */
-enum { ROWS_OF_SUMS = 256 };
-
-INLINE void multiply_bytes_in_tiles(const product *p, int kind, int64_t from, int64_t count, int64_t begin, int64_t end) {
-    const matrix *m = p->weight;
-    /* About as many rows in each tile. */
-    const int64_t tiles = (count + BYTES_ROWS - 1) / BYTES_ROWS, most = (count + tiles - 1) / tiles;
-    const int64_t num_groups = groups_of(m);
-    const row_places at = places_of(m);
-    float sums[ROWS_OF_SUMS * BLOCK] __attribute__((aligned(64)));
-    tile_groups groups;
-    const int both = 2 * (int)most, weights = INPUTS_TOGETHER / 4;
-    shape_tiles((int[]){both, both, both, both, both, weights, 1, 1}, 1 << 4, INPUTS_TOGETHER);
-    for (int64_t block = begin; block < end; block++) {
-        const char *weight = (const char *)m->weight + block * quantized_block_bytes(m);
-        for (int64_t first = 0; first < num_groups; first += GROUPS_AT_ONCE) {
-            unpack_groups(m, kind, weight, first, &groups);
-            WRITTEN();
-            for (int64_t row = 0; row < count; row += most) {
-                /* A last tile with fewer rows of its own takes some of the one before again: giving tiles another shape
-                   takes longer than multiplying them. */
-                const int64_t start = row + most < count ? row : count - most;
-                add_tile_groups(p, &at, kind, &groups, from + start, (int)(row - start), (int)most, sums + start * BLOCK);
-            }
-        }
-        for (int64_t row = 0; row < count; row++)
-            write_sums(p, from + row, block * BLOCK, load(sums + row * BLOCK));
+INLINE void store_sum(float of[2][2 * TILE_ROWS * BLOCK], int blocks, int rows, int more) {
+    _tile_stored(0, of[0], 64);
+    if (more)
+        _tile_stored(2, of[0] + rows * BLOCK, 64);
+    if (blocks > 1) {
+        _tile_stored(1, of[1], 64);
+        if (more)
+            _tile_stored(3, of[1] + rows * BLOCK, 64);
     }
-    _tile_release();
+}
+
+/* Add the sums of `count` groups to those of their rows, `[row][2][BLOCK]`, which the first groups begin. */
+INLINE void add_these(const product *p, const row_places *at, int kind, int blocks, int count, int has_offsets,
+                      int is_first, const group_sums *made, int rows, int64_t from, float *sums) {
+    /* Read before anything is stored: a compiler must assume that a store changes them. */
+    const size_t stride = p->x_stride;
+    const char *totals = p->x + (from + made->row) * stride + at->sums + made->groups->first * sizeof(float);
+    vf scale[2][2], minimum[2][2];
+    UNROLLED
+    for (int b = 0; b < blocks; b++)
+        UNROLLED
+        for (int g = 0; g < count; g++) {
+            scale[b][g] = made->groups->scale[b][g];
+            minimum[b][g] = made->groups->minimum[b][g];
+        }
+    sums += made->row * 2 * BLOCK;
+    for (int r = made->begin; r < rows; r++) {
+        const float *total = (const float *)(totals + r * stride);
+        UNROLLED
+        for (int b = 0; b < blocks; b++) {
+            vf sum = is_first ? splat(0) : load(sums + (r * 2 + b) * BLOCK);
+            vf part[2] = {load(made->of[0][b] + r * BLOCK), load(made->of[1][b] + r * BLOCK)};
+            if (count == 1)
+                part[0] = kind == UINT4 ? part[0] + part[1] : fma_(splat(16), part[1], part[0]);
+            UNROLLED
+            for (int g = 0; g < count; g++) {
+                if (has_offsets)
+                    sum = fma_(splat(total[g]), minimum[b][g], sum);
+                sum = fma_(part[g], scale[b][g], sum);
+            }
+            store(sums + (r * 2 + b) * BLOCK, sum);
+        }
+    }
+}
+
+INLINE void add_groups(const product *p, const row_places *at, int kind, int blocks, const group_sums *made, int rows,
+                       int64_t from, float *sums) {
+    const int count = made->groups->count, is_first = !made->groups->first;
+    if (count == 2 && at->has_offsets)
+        add_these(p, at, kind, blocks, 2, 1, is_first, made, rows, from, sums);
+    else if (count == 2)
+        add_these(p, at, kind, blocks, 2, 0, is_first, made, rows, from, sums);
+    else
+        add_these(p, at, kind, blocks, 1, at->has_offsets, is_first, made, rows, from, sums);
+}
+
+/* Multiply `count` rows from `from` on, at most ROWS_OF_SUMS, with one or two blocks, in squares of `most` rows, of which
+   `rows` are in the first tile. What tiles have made is added while they make what comes next. */
+INLINE void multiply_unpacked(const product *p, int kind, int64_t from, int64_t count, int most, int rows, int blocks,
+                              int64_t block) {
+    const matrix *m = p->weight;
+    const int more = most - rows;
+    const int64_t num_groups = groups_of(m);
+    const size_t block_bytes = quantized_block_bytes(m), stride = p->x_stride;
+    /* Blocks that are smaller are prefetched before their turn. */
+    const size_t ahead = block_bytes < 4 * AHEAD ? blocks * block_bytes : AHEAD;
+    const row_places at = places_of(m);
+    const char *weight = (const char *)m->weight + block * block_bytes, *inputs = p->x + from * stride + at.half;
+    float sums[ROWS_OF_SUMS * 2 * BLOCK] __attribute__((aligned(64)));
+    unpacked both[2];
+    group_sums made[2];
+    int next = 0, is_behind = 0, turn = 0;
+    for (int64_t first = 0; first < num_groups; turn ^= 1) {
+        unpacked *groups = &both[turn];
+        choose_groups(m, kind, first, groups);
+        for (int b = 0; b < blocks; b++)
+            unpack_groups(m, kind, weight + b * block_bytes, ahead, b, groups);
+        WRITTEN();
+        for (int64_t row = 0; row < count; row += most) {
+            /* A last square with fewer rows of its own takes some of the one before again: giving tiles another shape
+               takes longer than multiplying them. */
+            const int64_t start = row + most < count ? row : count - most;
+            group_sums *now = &made[next];
+            now->groups = groups;
+            now->row = start;
+            now->begin = (int)(row - start);
+            multiply_sum(groups, 0, blocks, rows, more, inputs + start * stride, stride);
+            if (is_behind)
+                add_groups(p, &at, kind, blocks, &made[next ^ 1], most, from, sums);
+            store_sum(now->of[0], blocks, rows, more);
+            multiply_sum(groups, 1, blocks, rows, more, inputs + start * stride, stride);
+            store_sum(now->of[1], blocks, rows, more);
+            next ^= 1;
+            is_behind = 1;
+        }
+        first += groups->count;
+    }
+    add_groups(p, &at, kind, blocks, &made[next ^ 1], most, from, sums);
+    for (int64_t row = 0; row < count; row++)
+        for (int b = 0; b < blocks; b++)
+            write_sums(p, from + row, (block + b) * BLOCK, load(sums + (row * 2 + b) * BLOCK));
 }
 
 #define FOR_TILES(kind)                                                                                                \
     static void multiply_##kind##_in_tiles(const product *p, int64_t from, int64_t count, int64_t begin, int64_t end) { \
-        multiply_bytes_in_tiles(p, kind, from, count, begin, end);                                                     \
+        /* About as many rows in each square. */                                                                       \
+        const int64_t squares = (count + SQUARE_ROWS - 1) / SQUARE_ROWS;                                               \
+        const int most = (int)((count + squares - 1) / squares), rows = most > TILE_ROWS ? (most + 1) / 2 : most;      \
+        const int more = most - rows;                                                                                  \
+        const int second = more ? more : rows;                                                                         \
+        shape_tiles((int[]){rows, rows, second, second, rows, second, TILE_ROWS, TILE_ROWS}, 0, 64);                   \
+        for (; begin + 2 <= end; begin += 2)                                                                           \
+            multiply_unpacked(p, kind, from, count, most, rows, 2, begin);                                             \
+        if (begin < end)                                                                                               \
+            multiply_unpacked(p, kind, from, count, most, rows, 1, begin);                                             \
+        _tile_release();                                                                                               \
     }
 FOR_TILES(UINT4)
 FOR_TILES(INT8)
@@ -514,7 +638,7 @@ FOR_TILES(INT8)
 
 /* Multiply all rows with the blocks `begin` to `end`. */
 static void multiply_integers_in_tiles(const product *p, int64_t begin, int64_t end) {
-    if (p->rows <= FEW_INTEGER_ROWS || p->weight->group > MOST_TILES * INPUTS_TOGETHER) {
+    if (p->rows <= FEW_INTEGER_ROWS || p->weight->group > MOST_TILES * TILE_DEPTH) {
         multiply_integers(p, begin, end);
         return;
     }

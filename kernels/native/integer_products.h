@@ -4,6 +4,8 @@
    `quantized_tiles.h`. An input is split in two signed bytes, `256 * high + low`, as processors multiply bytes. */
 
 enum { INPUTS_TOGETHER = 32, MOST_INTEGER_GROUP = 512, MOST_INTEGER_ROWS = 8 };
+/* Exponent of bfloat16 from which on a group's sum may not be finite. */
+enum { LEAST_INFINITE = 240 };
 
 /* Whether a weight is multiplied so; MOST_INTEGER_GROUP keeps a group's sum within 32 bits. */
 INLINE int in_integers(const matrix *m) {
@@ -19,7 +21,8 @@ INLINE int in_integers(const matrix *m) {
 INLINE size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /* A row of inputs has two halves of equal size. The first has what other products have, and then the high bytes; a scale
-   of each group; the sum of its inputs. The second has the low bytes where the first has the high ones. */
+   of each group; the sum of its inputs. The second has the low bytes where the first has the high ones, and before them
+   the inputs as they are multiplied, in bfloat16. */
 INLINE size_t high_bytes_at(const matrix *m) {
     return whole_lines(sums_at(m) + (has_offsets(m) ? (groups_of(m) + SUMMED) * sizeof(float) : 0));
 }
@@ -48,12 +51,13 @@ static void split_inputs(const matrix *m, char *row) {
         vu most = {0};
         for (int64_t i = k; i < end; i += LANES)
             most = (vu)_mm512_max_epu32((__m512i)most, (__m512i)((vu)load_as(row + 2 * i, BFLOAT16) & 0x7fffffff));
-        /* The largest has 14 bits before the point. Where there is infinity or NaN, that is what the product is; where
-           all are very small, they count nothing. */
+        /* The largest has 14 bits before the point. Where there is infinity or NaN, the product is NaN, as where a sum of
+           inputs would not be finite; where all are very small, they count nothing. */
         const uint32_t exponent = _mm512_reduce_max_epu32((__m512i)most) >> 23;
         const int power = exponent < 30 ? 30 : (int)exponent;
         const vf factor = splat(float_of((uint32_t)(267 - power) << 23));
-        scales[g] = exponent == 255 ? float_of(0x7fc00000) : float_of((uint32_t)(power - 13) << 23);
+        const int is_finite = exponent < LEAST_INFINITE;
+        scales[g] = is_finite ? float_of((uint32_t)(power - 13) << 23) : float_of(0x7fc00000);
         __m512i total = _mm512_setzero_si512();
         for (int64_t i = k; i < end; i += LANES) {
             const __m512i x = _mm512_cvtps_epi32((__m512)(load_as(row + 2 * i, BFLOAT16) * factor));
@@ -61,8 +65,13 @@ static void split_inputs(const matrix *m, char *row) {
             store_in_order(high + i, upper, (int)m->kind);
             store_in_order(low + i, _mm512_sub_epi32(x, _mm512_slli_epi32(upper, 8)), (int)m->kind);
             total = _mm512_add_epi32(total, x);
+#if defined(FORM_AMX)
+            /* Numbers of 8 bits before zeros: none of them is lost. */
+            const vu counted = (vu)((vf)_mm512_cvtepi32_ps(x) * splat(scales[g]));
+            _mm256_storeu_si256((__m256i *)(row + half_stride(m) + 2 * i), _mm512_cvtepi32_epi16((__m512i)(counted >> 16)));
+#endif
         }
-        totals[g] = exponent == 255 ? 0 : _mm512_reduce_add_epi32(total);
+        totals[g] = is_finite ? _mm512_reduce_add_epi32(total) : 0;
     }
 }
 
@@ -109,7 +118,7 @@ INLINE vf add_group(const row_places *at, const char *x, int64_t group, __m512i 
         sum = fma_(splat(((const float *)(x + at->sums))[group]), minimum, sum);
     const float input_scale = ((const float *)(x + at->scales))[group];
     const __m512 total = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
-    return fma_((vf)total, scale * splat(input_scale), sum);
+    return fma_((vf)total * splat(input_scale), scale, sum);
 }
 
 /* Write the sums of a row's 16 columns, with bias and residual. */

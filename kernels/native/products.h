@@ -130,7 +130,7 @@ static void multiply(const product *p, int64_t begin, int64_t end) {
    at the same places of the cache. */
 INLINE size_t input_stride(const matrix *weight) {
     if (in_integers(weight))
-        return 2 * half_stride(weight);
+        return 2 * half_stride(weight) + 64;
     const size_t bytes = sums_at(weight) + (has_offsets(weight) ? (groups_of(weight) + SUMMED) * sizeof(float) : 0);
 #if defined(FORM_AMX)
     return ((bytes + 63) / 64 | 1) * 64;

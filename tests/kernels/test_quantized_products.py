@@ -10,7 +10,7 @@ from specdec.kernels.native.huge_pages import HugePages
 from specdec.kernels.native.library import Library
 from specdec.kernels.native.operations import NativeProjection
 from specdec.kernels.native.packed_matrix import PackedMatrix
-from specdec.kernels.types.quantized_tensor import QuantizedRows, QuantizedTensor
+from specdec.kernels.types.quantized_tensor import NumberKind, QuantizedRows, QuantizedTensor
 from tests.kernels.native_forms import FORMS, INTEGER_FORMS, ROUNDING, libraries, library, normal, rounding_of_inputs
 from tests.quantized_rows import quantized_rows, random_rows
 
@@ -52,7 +52,13 @@ def test_products(own: Library, weight: QuantizedRows, rows: int, biased: bool, 
     assert multiply(x[start:end]).equal(product[start:end])
 
 
-@given(libraries, quantized_rows(), st.integers(2, 40), st.integers(-38, 20), st.integers(0, 99))
+@given(
+    libraries,
+    quantized_rows(),
+    st.one_of(st.integers(2, 40), st.integers(41, 300)),
+    st.integers(-38, 30),
+    st.integers(0, 99),
+)
 def test_a_row_alone_has_the_same_bits_whatever_its_numbers(
     own: Library, weight: QuantizedRows, rows: int, size: int, seed: int
 ) -> None:
@@ -64,6 +70,20 @@ def test_a_row_alone_has_the_same_bits_whatever_its_numbers(
     assert torch.equal(product.isnan(), alone.isnan())
     assert torch.equal(product.nan_to_num(), alone.nan_to_num())
     assert torch.equal(product.signbit(), alone.signbit())
+
+
+@pytest.mark.parametrize("group", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize(("kind", "number"), [("uint4", 255), ("int8", -128), ("int8", 127)])
+def test_the_largest_sums_have_the_same_bits(kind: NumberKind, number: int, group: int) -> None:
+    """Numbers and inputs are as large as they may be, and some inputs as small as is counted: sums of most digits."""
+    weight = random_rows(kind, 35, 768, group)
+    weight.numbers.fill_(number)
+    # Groups take each other away, up to their last digits.
+    weight.scales.fill_(1)[:, ::2] = -1
+    x = torch.full((40, 768), 255 / 128).to(torch.bfloat16)
+    x[:, 7::8] = 2**-13 * torch.randint(1, 256, (40, 96), generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    multiply = NativeProjection(library(FORMS[-1], 1, torch.bfloat16), QuantizedTensor(weight, torch.bfloat16))
+    assert multiply(x).equal(torch.cat([multiply(row[None]) for row in x]))
 
 
 @pytest.mark.parametrize("number", [float("inf"), float("nan")])
