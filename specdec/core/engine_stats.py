@@ -75,9 +75,9 @@ class EngineStats:
         generated_tokens: tokens of outputs; of a beam search, those of the sequences that it found.
         passes_wasted: rows of passes that were launched ahead for requests that had ended.
         preemptions: how often a request lost its memory.
-        prefix_queries: tokens of admitted requests.
+        prefix_queries: tokens of admitted requests, not counted again where one resumes after a preemption.
         prefix_hits: number of them found in the cache.
-        external_prefix_queries: tokens of admitted requests that the cache lacked, with a connector.
+        external_prefix_queries: tokens of admitted requests that the cache lacked, with a connector; likewise.
         external_prefix_hits: number of them that the connector loaded.
         drafts_asked, drafts_granted: draft nodes of the largest trees in steps with drafts, and nodes that the
             scheduler granted.

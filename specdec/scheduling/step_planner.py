@@ -213,23 +213,25 @@ class StepPlanner:
             external: tokens behind the prefix that a connector loads.
         """
         self.manager.take_prefix(request, prefix)
-        step.stats.prefix_queries += len(request.token_ids)
-        step.stats.prefix_hits += prefix.num_tokens
-        self._load(request, external, step)
+        self._load(request, external)
+        # What a preempted request finds again of its own is no hit.
         if request.num_cached_prompt is None:
             request.num_cached_prompt = prefix.num_tokens + external
             request.times.scheduled = time.monotonic()
+            stats, tokens = step.stats, len(request.token_ids)
+            stats.prefix_queries += tokens
+            stats.prefix_hits += prefix.num_tokens
+            stats.external_prefix_queries += 0 if self.connector is None else tokens - prefix.num_tokens
+            stats.external_prefix_hits += external
         end = request.num_cached + known
         entries = end + (request.least_nodes if end == len(request.token_ids) else 0)
         reserved = self.manager.reserve(request, entries)
         assert reserved, "an admitted request has its blocks"
 
-    def _load(self, request: Request, external: int, step: StepBudget) -> None:
+    def _load(self, request: Request, external: int) -> None:
         """Give a request with its prefix the blocks that a connector fills."""
         if self.connector is None:
             return
-        step.stats.external_prefix_queries += len(request.token_ids) - request.num_cached
-        step.stats.external_prefix_hits += external
         blocks = self.manager.pool.allocate(self.manager.blocks_for(external))
         sources = self.connector.update_state_after_alloc(request, blocks, external)
         if external:
