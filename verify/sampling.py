@@ -106,8 +106,13 @@ class Sampling:
     @property
     def edits(self) -> bool:
         """True if logits are changed in a way that can change the argmax."""
-        limited = self.allowed_token_ids is not None or self.grammar is not None or self.bad_words or self.logit_bias
-        return bool(limited or self.penalises or (self.min_tokens and self.end_tokens))
+        return bool(self.forbids or self.logit_bias or self.penalises)
+
+    @property
+    def forbids(self) -> bool:
+        """True if tokens are forbidden, which may leave none."""
+        limited = self.allowed_token_ids is not None or self.grammar is not None or self.bad_words
+        return bool(limited or (self.min_tokens and self.end_tokens))
 
 
 class Context(NamedTuple):

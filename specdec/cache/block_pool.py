@@ -80,6 +80,13 @@ class BlockPool:
         self._by_hash[block_hash] = block
         return True
 
+    def withdraw(self, block: int) -> None:
+        """Let a held block be found no more."""
+        assert self._refs[block] > 0, f"block {block} is free"
+        old, self._hashes[block] = self._hashes[block], None
+        if old is not None:
+            del self._by_hash[old]
+
     def find(self, block_hash: bytes) -> int | None:
         """Return the block registered with the hash."""
         return self._by_hash.get(block_hash)

@@ -209,6 +209,11 @@ class KVCacheManager:
             self.catch_up(request)
             self._slide(request)
 
+    def withdraw(self, request: Request) -> None:
+        """Let no later request find the blocks of one that is about to be released, whose values are not finite."""
+        for block in request.block_table[request.num_slid :]:
+            self.pool.withdraw(block)
+
     def _slide(self, request: Request) -> None:
         """Give back the blocks that no later row reads. What is published can be found until it is reused."""
         count, before = self.kept.num_slid(request.num_cached, self.block_size), request.num_slid

@@ -245,7 +245,11 @@ class Scheduler:
                     # The last one is computed again, with further choices below it.
                     known -= 1
                 request.num_cached = computed if computed < known else known
-                commit(request)
+                if request.error is None:
+                    commit(request)
+                elif not request.sampling.forbids:
+                    # The model's values are not finite, which may pass: later requests must compute their own.
+                    self.manager.withdraw(request)
                 stats.generated_tokens += result.num_new
                 if result.num_nodes:
                     stats.count_tree(result.num_nodes, result.num_accepted, result.num_new, request.adapter)

@@ -160,6 +160,22 @@ def test_a_stream_tells_of_a_failure_once_and_goes_on(engine: LLM) -> None:
     assert len(states[-1].token_ids) == 8
 
 
+@pytest.mark.parametrize("step_tokens", [64, 16])
+def test_values_that_were_not_finite_are_not_found_again(tiny: Tiny, step_tokens: int) -> None:
+    """A fault that passes fails the request that meets it, and none that begins alike."""
+    llm = load(tiny.target, tiny.head, max_num_seqs=4, max_num_batched_tokens=step_tokens)
+    params, prompt = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), [5, 6, 7] * 13
+    expected = load(tiny.target, tiny.head).generate([prompt], params)[0].token_ids
+    weights = llm.model.embed_tokens.weight
+    before, weights[6] = weights[6].clone(), float("nan")
+    failed(llm.generate([prompt], params)[0].outputs[0], [])
+    weights[6] = before
+    later = llm.generate([prompt, [*prompt, 8]], params)
+    assert later[0].token_ids == expected
+    assert not later[1].outputs[0].error
+    assert at_rest(llm)
+
+
 @pytest.mark.long
 def test_memory_of_a_failed_request_serves_the_next(tiny: Tiny, poisoned: Path) -> None:
     """Its cache entries are NaN, and the next holder of the blocks must not read them."""
