@@ -129,8 +129,10 @@ class CompletionAnswer:
             before = self._prompt_text(prompt)
             choice.text = before + text
             if body.logprobs is not None:
-                rows: Sequence[Entries | None] = state.prompt_logprobs or ()
-                add_completion_logprobs(logprobs, self._prompts[prompt], rows, count, sent.places)
+                tokens, scored = self._prompts[prompt], state.prompt_logprobs or []
+                # An aborted request has not scored all of them.
+                rows: Sequence[Entries | None] = [*scored, *[None] * (len(tokens) - len(scored))]
+                add_completion_logprobs(logprobs, tokens, rows, count, sent.places)
                 # Special tokens that the text holds as such are left out of the text of tokens.
                 sent.places.offset = len(before)
         if begins and body.prompt_logprobs is not None and state.prompt_logprobs is not None:
