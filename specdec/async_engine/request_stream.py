@@ -75,6 +75,7 @@ class RequestStream:
         self.request_id, self._lora_request = request_id, add.adapter
         self._prompt, self._prompt_token_ids = prompt, list(add.prompt)
         self._samples = [_Sample(index) for index in range(add.params.n)]
+        self._scores_prompt = add.params.prompt_logprobs is not None
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._num_cached_tokens: int | None = None
         self._choices: list[ChoiceScore] | None = None
@@ -106,7 +107,9 @@ class RequestStream:
         if delta.metrics is not None:
             self._num_cached_tokens, self._metrics = delta.num_cached_tokens, delta.metrics
         self._choices = delta.choices
-        self._arrivals.notify()
+        # Samples that begin behind a cached prompt do not wait for the first one, which scores it.
+        if self._prompt_logprobs is not None or not self._scores_prompt or self.finished:
+            self._arrivals.notify()
 
     def fail(self, error: Exception) -> None:
         """Have the reader get an error, unless the request has finished."""

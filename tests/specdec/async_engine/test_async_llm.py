@@ -407,6 +407,16 @@ def test_a_whole_answer_has_a_state_after_its_first_token_and_at_its_end(
     assert_same(states[-1], offline.generate([3, 4, 5], params, use_tqdm=False)[0])
 
 
+@pytest.mark.long
+def test_no_sample_is_shown_before_the_prompt_is_scored(folder: Path) -> None:
+    """The second one has its first tokens early, behind a cached prompt; the first one scores it, part by part."""
+    prompt, scored = list(range(3, 52)), replace(SHORT, n=2, prompt_logprobs=1)
+    with Served(folder, long_prefill_token_threshold=8) as served:
+        served.run(states_of(served.llm, prompt, SHORT))
+        states = served.run(states_of(served.llm, prompt, scored))
+    assert {len(state.prompt_logprobs or ()) for state in states} == {len(prompt)}
+
+
 def test_an_interval_of_states_is_no_negative_number(served: Served) -> None:
     for interval in (-1.0, math.nan):
         with pytest.raises(ValueError, match=f"interval is {interval}; it must be a number of seconds from 0"):
