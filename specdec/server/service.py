@@ -280,6 +280,10 @@ class Service:
             for timer in timers:
                 timer.end_early("abort")
             raise
+        except ApiError:
+            for timer in timers:
+                timer.end_early("abort" if self.is_ending else "error")
+            raise
         except ValueError as error:
             fields = {"prompt": prompt_field, "structured_outputs": body.structure_field}
             raise bad_request(error, body.sent_names, fields) from None

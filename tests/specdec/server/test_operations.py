@@ -231,6 +231,14 @@ def test_metrics_have_what_vllms_dashboards_read(server: Served) -> None:
     assert after["process_resident_memory_bytes"] > 0
 
 
+def test_all_samples_of_a_request_that_fails_are_counted(server: Served) -> None:
+    """The first one fails in a step before the others."""
+    before = _metrics(server)
+    body = {"prompt": PROMPT, "n": 3, "seed": 0, "allowed_token_ids": [2], "min_tokens": 1}
+    assert server.send("POST", "/v1/completions", body)[0] == 400
+    assert _metrics(server)["vllm:request_success_total error"] - before["vllm:request_success_total error"] == 3
+
+
 def test_the_cache_is_described_by_labels(server: Served) -> None:
     text = server.send("GET", "/metrics")[2].decode()
     (line,) = [line for line in text.splitlines() if line.startswith("vllm:cache_config_info")]
