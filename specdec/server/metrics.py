@@ -165,6 +165,8 @@ class RequestTimer:
         self._metrics, self._params, self._span = metrics, params, span
         self._began = self._last = time.perf_counter()
         self._first: float | None = None
+        # Samples that have not ended, and seconds of all samples since the first token.
+        self._running, self._spent = params.n, 0.0
         self._tokens = 0
         self._has_ended = False
 
@@ -173,17 +175,20 @@ class RequestTimer:
         metrics, moment = self._metrics, time.perf_counter()
         total = sum(len(output.token_ids) for output in state.outputs)
         new = total - self._tokens
+        if self._first is not None:
+            self._spent += (moment - self._last) * self._running
         if self._first is None and new:
             self._first = moment
             metrics.first_token.observe(moment - self._began)
             metrics.prompt_tokens.inc(len(state.prompt_token_ids))
         elif new:
-            metrics.inter_token.observe((moment - self._last) * len(state.outputs) / new)
+            metrics.inter_token.observe((moment - self._last) * self._running / new)
         elif state.choices is not None:
             # A request that scores gets no token.
             metrics.prompt_tokens.inc(len(state.prompt_token_ids))
         metrics.generation_tokens.inc(new)
         self._tokens, self._last = total, moment
+        self._running = sum(output.finish_reason is None for output in state.outputs)
         if state.finished:
             self._end(state, moment)
 
@@ -215,7 +220,7 @@ class RequestTimer:
         if state.metrics is not None:
             self._observe_times(state.metrics)
         if self._first is not None and self._tokens > samples:
-            metrics.per_token.observe((moment - self._first) * samples / (self._tokens - samples))
+            metrics.per_token.observe(self._spent / (self._tokens - samples))
         for output in state.outputs:
             metrics.finished(output.finish_reason or "abort")
 
