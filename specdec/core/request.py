@@ -336,7 +336,8 @@ class RequestGroup:
         return RequestMetrics(
             arrival_time=self.arrival_time,
             queued_ts=times[0].queued,
-            scheduled_ts=times[0].scheduled,
+            # The first sample, if it scores the prompt, may begin after others, behind whose cached prompt it is.
+            scheduled_ts=min((each.scheduled for each in times if each.scheduled), default=0.0),
             first_token_ts=min((each.first_token for each in times if each.first_token), default=0.0),
             last_token_ts=max(each.last_token for each in times),
             num_generation_tokens=sum(request.num_output for request in self.requests),

@@ -11,6 +11,7 @@ import pytest
 
 from specdec.core.errors import QueueFullError
 from specdec.core.request import Request, RequestGroup
+from specdec.core.sampling_params import SamplingParams
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.request_queues import PRIORITY_STEPS, TURN_STEPS
@@ -403,6 +404,27 @@ def test_scheduling_samples_costs_their_number_and_not_its_square() -> None:
 
     small, large = (lines_run(partial(run_samples, count)) for count in (50, 200))
     assert large < 4.2 * small
+
+
+def test_the_time_of_a_prompt_is_not_negative() -> None:
+    """A sample begins behind the cached prompt, while the one that scores it waits for another prompt."""
+    scheduler, cached, tokens = make(long_prefill_token_threshold=4), dict[Request, None](), list(range(13))
+    scheduler.add(make_request(tokens, 1))
+    while scheduler.running or scheduler.waiting:
+        step(scheduler)
+    ask(scheduler, "p", 40)
+    samples = [
+        make_request(tokens, 4, cached_samples=cached, request_id=name, params=SamplingParams(prompt_logprobs=scored))
+        for name, scored in (("a", 0), ("b", None))
+    ]
+    group = RequestGroup("", None, tokens, samples)
+    for request in samples:
+        scheduler.add(request)
+    assert step(scheduler) == [("p", 4), ("b", 1)]
+    while not group.finished:
+        step(scheduler)
+    times = group.metrics()
+    assert times.queued_ts <= times.scheduled_ts <= times.first_token_ts
 
 
 def test_a_child_runs_at_once_behind_its_parent_or_waits_with_it() -> None:
