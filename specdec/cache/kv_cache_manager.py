@@ -192,14 +192,14 @@ class KVCacheManager:
         """Publish full blocks of cached tokens, mark those that the draft head has read, give back what slid out."""
         size = self.block_size
         full = request.num_cached // size
-        if self.enable_prefix_caching and request.num_registered < full:
+        if self.enable_prefix_caching and request.publishes and request.num_registered < full:
             self.hash_blocks(request)
             for place in range(request.num_registered, full):
                 block, block_hash = request.block_table[place], request.block_hashes[place]
                 if self.pool.register(block, block_hash) and self.reports_published:
                     self._published[block] = block_hash, True
             request.num_registered = full
-        while (request.num_marked + 1) * size <= request.num_draft_cached:
+        while request.publishes and (request.num_marked + 1) * size <= request.num_draft_cached:
             block = request.block_table[request.num_marked]
             if self.reports_published and not self.pool.is_read(block):
                 self._published.setdefault(block, (request.block_hashes[request.num_marked], False))

@@ -66,6 +66,7 @@ class Request:
             for them.
         block_hashes: hashes of its full blocks of known tokens, as far as they were needed.
         num_registered, num_marked: blocks that are published as full, and marked as read by the draft head.
+        publishes: whether others may find its blocks; not once the head that made a part of them was replaced.
         accepted: per output token, whether it was a draft token.
         drafts_enabled: whether its next step may carry drafts.
         may_follow: whether the pass over its next token may be launched before the host knows that token.
@@ -107,6 +108,7 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list, repr=False)
     num_registered: int = 0
     num_marked: int = 0
+    publishes: bool = True
     accepted: list[bool] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None

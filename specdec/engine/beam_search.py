@@ -63,6 +63,7 @@ class BeamRequest(Request):
             priority=request.priority,
             cache_salt=request.cache_salt,
             adapter=request.adapter,
+            publishes=request.publishes,
             logprobs=list(request.logprobs),
             cum_logprob=cum_logprob,
         )

@@ -265,6 +265,8 @@ class LLMEngine:
         with on_device(self.worker.device), self.kernels.limited_threads():
             self.executor.update_draft(folder)
         self.scheduler.begin_with_draft(rank_values)
+        for request in self.scheduler.queues:
+            request.publishes = False
         self.requests.draft_identity = identity({"head": checkpoint_identity(folder)})
         logger.info("drafts: the head of %s", shown_path(folder))
 

@@ -120,6 +120,26 @@ def test_blocks_of_a_connector_are_those_of_their_head(world: World) -> None:
             assert drafts(output) == drafts(new)
 
 
+@pytest.mark.parametrize("draft", ["eagle3", "eagle"])
+def test_blocks_that_two_heads_have_made_are_not_found(world: World, tmp_path: Path, draft: str) -> None:
+    """An answer in whose middle the head was replaced goes on in an engine that begins with the old one."""
+    store = {"type": "fs", "root_dir": str(tmp_path)}
+    extra = {"cpu_bytes_to_use": 1 << 24, "secondary_tiers": [store]}
+    connector = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    with load(world, world.draft(draft), kv_transfer_config=connector) as llm:
+        answer = traced(llm, params, world.other(draft))
+    prompt, found = [*PROMPT, *answer.token_ids], list[RequestOutput]()
+    for config in (None, connector):
+        with load(world, world.draft(draft), kv_transfer_config=config) as llm:
+            found += list(llm.stream(prompt, params, trace=True))[-1:]
+    new, later = found
+    # Those that the old head made alone are.
+    assert new.num_cached_tokens == 0
+    assert 32 <= (later.num_cached_tokens or 0) <= len(PROMPT) + 9
+    assert drafts(later) == drafts(new)
+
+
 def test_figures_of_the_old_head_are_forgotten(world: World, tmp_path: Path) -> None:
     """The values of ranks that a head ships are its own."""
     shutil.copytree(world.other("eagle"), tmp_path / "new")
