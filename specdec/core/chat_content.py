@@ -65,6 +65,7 @@ def part_texts(parts: Iterable[Any]) -> list[str]:
 def template_messages(
     messages: Sequence[Any],
     format_of: Callable[[str], ContentFormat],
+    joins_arguments: Callable[[], bool] = lambda: False,
     *,
     knows_developers: bool = False,
     has_short_ids: bool = False,
@@ -76,13 +77,14 @@ def template_messages(
 
     Args:
         format_of: how the template reads content of a role.
+        joins_arguments: whether the template wants arguments of calls as JSON text; asked where there are calls.
         knows_developers: whether the template has the role `developer`; it is `system` otherwise.
         has_short_ids: whether ids of calls must have 9 letters and digits, as in Mistral's templates.
 
     Raises:
         ValueError: no mapping, content other than text, text that has no UTF-8 form, or a call that is none.
     """
-    found = [_message(message, format_of, knows_developers) for message in messages]
+    found = [_message(message, format_of, joins_arguments, knows_developers) for message in messages]
     if has_short_ids:
         for message in found:
             for holder, key in [(message, "tool_call_id"), *((call, "id") for call in message.get("tool_calls", ()))]:
@@ -91,7 +93,12 @@ def template_messages(
     return found
 
 
-def _message(message: Any, format_of: Callable[[str], ContentFormat], knows_developers: bool) -> dict[str, Any]:
+def _message(
+    message: Any,
+    format_of: Callable[[str], ContentFormat],
+    joins_arguments: Callable[[], bool],
+    knows_developers: bool,
+) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise ValueError(f"a message is {message!r:.60}; it must be a dict with role and content")
     role = message.get("role")
@@ -103,7 +110,7 @@ def _message(message: Any, format_of: Callable[[str], ContentFormat], knows_deve
     plain = {**given, "role": role, "content": format_of(role).content(_texts(given))}
     plain.pop("refusal", None)
     if calls := given.get("tool_calls"):
-        plain["tool_calls"] = [_call(call) for call in _listed(calls)]
+        plain["tool_calls"] = [_call(call, joins_arguments()) for call in _listed(calls)]
     else:
         plain.pop("tool_calls", None)
     if reasoning := next((given[key] for key in REASONING if given.get(key)), None):
@@ -132,8 +139,8 @@ def _listed(calls: Any) -> Sequence[Any]:
     raise ValueError(f"a message's tool_calls are {calls!r:.60}; they must be a list")
 
 
-def _call(call: Any) -> Any:
-    """Return a call with its arguments as an object, which clients send as JSON text."""
+def _call(call: Any, as_text: bool) -> Any:
+    """Return a call with its arguments as an object, which clients send as JSON text, or as such text again."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise ValueError(f"a tool call is {call!r:.60}; it must be an object with a function")
@@ -143,4 +150,6 @@ def _call(call: Any) -> Any:
             arguments = json.loads(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError):
             raise ValueError("the arguments of a tool call are not valid JSON; send the text of an object") from None
-    return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
+    arguments = {} if arguments is None else arguments
+    written = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
+    return {**call, "function": {**function, "arguments": written}}

@@ -8,7 +8,8 @@ from specdec.core.chat_content import ContentFormat, template_messages
 Render = Callable[[list[dict[str, Any]]], str]
 # Words that no template writes. The last one marks a part that is written as it is, as a list of dicts.
 _FIRST, _SECOND, _MARK = "qzxfirst", "qzxsecond", "qzxmark"
-_CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}
+_VALUE = "qzxvalue"
+_CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"a": _VALUE}}}
 _USER = {"role": "user", "content": "a"}
 # Messages before a role's, further keys of its own, and messages after it, as templates want them.
 _AROUND: dict[str, tuple[list[dict[str, Any]], dict[str, Any], list[dict[str, Any]]]] = {
@@ -29,6 +30,7 @@ class ContentFormats:
 
     def __init__(self) -> None:
         self._known: dict[str, ContentFormat] = {}
+        self._joins_arguments: bool | None = None
 
     def of(self, role: str, render: Render) -> ContentFormat:
         """Return the format of a role's content.
@@ -44,6 +46,24 @@ class ContentFormats:
             self._known[role] = found
         return self._known[role]
 
+    def joins_arguments(self, render: Render) -> bool:
+        """Return whether arguments of calls must be JSON text, as in DeepSeek's templates, and not objects.
+
+        Args:
+            render: see `of`.
+        """
+        if self._joins_arguments is None:
+            as_text = (as_text for as_text in (False, True) if self._shows_call(as_text, render))
+            self._joins_arguments = next(as_text, None)
+        return bool(self._joins_arguments)
+
+    def _shows_call(self, as_text: bool, render: Render) -> bool:
+        messages = [_USER, {"role": "assistant", "tool_calls": [_CALL]}]
+        try:
+            return _VALUE in render(template_messages(messages, lambda role: self.of(role, render), lambda: as_text))
+        except ValueError:
+            return False
+
     def _found(self, role: str, render: Render) -> ContentFormat | None:
         """Return the format, None where the text is lost in both, or the template refuses them."""
         parts = [{"type": "text", "text": text, _MARK: 1} for text in (_FIRST, _SECOND)]
@@ -56,7 +76,8 @@ class ContentFormats:
     def _rendered(self, role: str, content: object, render: Render) -> str | None:
         """Return the text of a conversation in which a message of the role has this content."""
         before, keys, after = _AROUND.get(role, _AROUND["system"])
-        plain = [template_messages(each, lambda other: self.of(other, render)) for each in (before, after)]
+        forms = lambda other: self.of(other, render), lambda: self.joins_arguments(render)
+        plain = [template_messages(each, *forms) for each in (before, after)]
         try:
             return render([*plain[0], {"role": role, "content": content, **keys}, *plain[1]])
         except ValueError:

@@ -192,6 +192,7 @@ class Tokenizer:
         return template_messages(
             messages,
             format_of,
+            lambda: formats.joins_arguments(render),
             knows_developers="developer" in template,
             has_short_ids="alphanumeric strings with length 9" in template,
         )

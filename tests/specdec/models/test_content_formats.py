@@ -120,3 +120,23 @@ def test_variables_of_one_request_do_not_decide_for_others(tokenizer: Tokenizer)
     for quiet, text in ((True, ""), (False, "[user]a"), (True, "")):
         arguments: dict[str, Any] = {"chat_template": template, "quiet": quiet}
         assert tokenizer.chat_text(tokenizer.chat_messages(messages, **arguments), **arguments) == text
+
+
+# Ways to read an assistant's call: its arguments as an object, as text as in DeepSeek's templates, and either.
+ARGUMENTS = {
+    "object": "{{ call.arguments | tojson }}",
+    "text": "{{ '' + call.arguments }}",
+    "either": "{{ call.arguments if call.arguments is string else call.arguments | tojson }}",
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_calls_are_shown_however_a_template_reads_their_arguments(tokenizer: Tokenizer, name: str) -> None:
+    shown = "{{ message.content }}{% for each in message.tool_calls or () %}{% set call = each.function %}"
+    body = shown + "{{ call.name }}" + ARGUMENTS[name] + "{% endfor %}"
+    arguments = {"chat_template": IN_MESSAGES.replace("BODY", body)}
+    call = {"id": "1", "type": "function", "function": {"name": "taxi", "arguments": '{"to": "Köln"}'}}
+    result = {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "b"}]}
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
+    text = tokenizer.chat_text(tokenizer.chat_messages(messages, **arguments), **arguments)
+    assert text == '[user]a[assistant]taxi{"to": "Köln"}[tool]b'
