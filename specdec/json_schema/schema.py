@@ -239,6 +239,8 @@ class _Schema:
         if isinstance(names, Mapping) and isinstance(names.get("$ref"), str):
             names = referred_part(self._root, names["$ref"])
         pattern = _name_pattern(names) if isinstance(names, Mapping) else None
+        if pattern == "":
+            return
         if pattern is None or any(keyword in found for keyword in _NAMING):
             raise SchemaError(place, "'propertyNames' is not supported here; write it as 'patternProperties'")
         found["patternProperties"] = {pattern: found.get("additionalProperties", True)}
@@ -311,7 +313,7 @@ def _rename_unevaluated(place: str, found: dict[str, Any]) -> None:
 
 
 def _name_pattern(names: Mapping[str, Any]) -> str | None:
-    """Return a pattern of the texts that follow a schema; None if it has other keywords than one has."""
+    """Return a pattern of the texts that follow a schema, empty for any; None if it has other keywords than one has."""
     own = {keyword: value for keyword, value in names.items() if keyword in ("enum", "const") or keyword in VALUES}
     match {keyword: own[keyword] for keyword in own if keyword not in ("type", "title", "description")}:
         case {"enum": list(texts), **rest} if not rest:
@@ -326,6 +328,8 @@ def _name_pattern(names: Mapping[str, Any]) -> str | None:
             return rf"^[\s\S]{{0,{most}}}$"
         case {"minLength": least, **rest} if not rest:
             return rf"^[\s\S]{{{least},}}$"
+        case {**rest} if not rest and "string" in declared_types(names):
+            return ""
     return None
 
 

@@ -88,7 +88,9 @@ def objects(draw: st.DrawFn, inner: st.SearchStrategy[Schema]) -> Schema:
         "minProperties": small,
         "maxProperties": small,
         "patternProperties": st.dictionaries(st.sampled_from(["^x", "^a", "y$", "^z-"]), inner, max_size=2),
-        "propertyNames": st.sampled_from([{"maxLength": 1}, {"pattern": "^a"}, {"enum": ["a", "b", 3]}]),
+        "propertyNames": st.sampled_from(
+            [{"maxLength": 1}, {"pattern": "^a"}, {"enum": ["a", "b", 3]}, {"type": "string"}]
+        ),
     }
     return found | some(draw, **others)
 

@@ -120,6 +120,17 @@ FOLLOWED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ['{"a": 1, "b.": null}'],
         ['{"bc": 1}'],
     ),
+    # As zod writes records.
+    "names of any text": (
+        {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}},
+        ['{"a": 1, "": 2}', "{}"],
+        ['{"a": "x"}'],
+    ),
+    "names of any text beside properties": (
+        {"type": "object", "properties": {"a": {"type": "null"}}, "propertyNames": {"title": "Name"}},
+        ['{"a": null}', "{}"],
+        ['{"b": null}'],
+    ),
     "names by their length": ({"type": "object", "propertyNames": {"maxLength": 1}}, ['{"a": 1}'], ['{"ab": 1}']),
     "a free name spelled as a named one": (
         {"type": "object", "properties": {"ab": {"type": "integer"}}, "additionalProperties": {"type": "null"}},
@@ -259,6 +270,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "names beside other names": (
         {"type": "object", "properties": {"a": {}}, "propertyNames": {"pattern": "a"}, "additionalProperties": {}},
         "'propertyNames' is not supported here",
+    ),
+    "names that are no text": (
+        {"type": "object", "propertyNames": {"type": "number"}},
+        "'propertyNames' is not supported",
     ),
     "patterns that meet": ({"type": "object", "patternProperties": {"a": {}, "^b": {}}}, "are not disjoint"),
     "oneOf that overlap": ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "'oneOf' of schemas that may overlap"),
