@@ -157,6 +157,9 @@ class _Schema:
             kind = VALUES.get(keyword)
             if kind and not _KINDS[kind](value):
                 raise SchemaError(place, f"{keyword} is {value!r:.50}; it must be {kind}")
+            if keyword in ("$schema", "$id"):
+                # llguidance would look for a dialect, or read an older one. References begin at the root.
+                continue
             if keyword in REFUSED:
                 if value is not False or keyword not in ("uniqueItems", "not"):
                     raise SchemaError(place, f"{keyword!r} is not supported; {REFUSED[keyword]}")

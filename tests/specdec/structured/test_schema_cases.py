@@ -237,6 +237,21 @@ FOLLOWED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ['{"kind": "a"}', '{"kind": "b", "n": 1}'],
         ['{"kind": "c"}'],
     ),
+    "a dialect that is not known": (
+        {
+            "$schema": "https://json-schema.org/draft-07/schema",
+            "$id": "A name",
+            "$ref": "#/$defs/a",
+            "$defs": {"a": PART},
+        },
+        ['"a"'],
+        ['""'],
+    ),
+    "a keyword that an older dialect lacks": (
+        {"$schema": "http://json-schema.org/draft-07/schema#", "type": "array", "prefixItems": [PART], "maxItems": 1},
+        ['["a"]'],
+        ["[1]"],
+    ),
     "a branch that no value follows": (
         {"anyOf": [{"type": "string", "minLength": 2, "maxLength": 1}, {"const": 1}]},
         ["1"],
