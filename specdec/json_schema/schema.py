@@ -199,6 +199,9 @@ class _Schema:
             found["type"] = meant.pop()
         names_some = "properties" in found or found.get("patternProperties")
         if names_some and not any(keyword in schema for keyword in _OTHERS):
+            # A required name is named too, and may have any value.
+            named = found.get("properties", {})
+            found["properties"] = named | {name: True for name in found.get("required", ()) if name not in named}
             self._closed.append(found)
         return found
 

@@ -120,6 +120,11 @@ FOLLOWED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ['{"a": 1, "b.": null}'],
         ['{"bc": 1}'],
     ),
+    "a required name without a schema": (
+        {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["b"]},
+        ['{"a": null, "b": [1]}', '{"b": {}}'],
+        ['{"a": null}', '{"b": 1, "c": 2}'],
+    ),
     # As zod writes records.
     "names of any text": (
         {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}},
