@@ -173,6 +173,8 @@ FORMATS = {
     "awq": Format(awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}),
     "gptq": Format(gptq(4, GROUP, True), GPTQ),
     "gptq-symmetric": Format(gptq(4, None, True, True), {**GPTQ, "sym": True, "group_size": -1}),
+    # The second format by the name of the first.
+    "gptq-symmetric-v2": Format(gptq(4, GROUP, False, True), {**GPTQ, "sym": True, "checkpoint_format": "gptq"}),
     "gptq-v2": Format(gptq(4, GROUP, False), {**GPTQ, "checkpoint_format": "gptq_v2"}),
     "gptq-8": Format(gptq(8, GROUP, True), {**GPTQ, "bits": 8}),
     "packed-4": Format(

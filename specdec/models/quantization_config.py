@@ -24,6 +24,7 @@ class QuantizationConfig:
         group_size: inputs that share a scale, for AWQ and GPTQ; -1 for all.
         block: rows and inputs that share a scale, of weights in blocks.
         zeros_less_one: whether stored zeros are less by one, as in GPTQ's first format.
+        symmetric: whether each zero is the middle of the numbers, for GPTQ.
     """
 
     method: Method
@@ -31,6 +32,7 @@ class QuantizationConfig:
     group_size: int = ALL_INPUTS
     block: tuple[int, int] | None = None
     zeros_less_one: bool = False
+    symmetric: bool = False
 
     @classmethod
     def from_json(cls, settings: Mapping[str, Any]) -> "QuantizationConfig | None":
@@ -110,7 +112,10 @@ def _gptq(given: Mapping[str, Any]) -> QuantizationConfig:
     }
     _require(given, allowed)
     is_first = given.get("checkpoint_format") != "gptq_v2"
-    return QuantizationConfig("gptq", given["bits"], _group_size(given), zeros_less_one=is_first)
+    is_symmetric = given.get("sym") is True
+    return QuantizationConfig(
+        "gptq", given["bits"], _group_size(given), zeros_less_one=is_first, symmetric=is_symmetric
+    )
 
 
 def _compressed(given: Mapping[str, Any]) -> QuantizationConfig:

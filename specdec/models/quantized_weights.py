@@ -120,9 +120,11 @@ def _packed(own: Mapping[str, Tensor], config: QuantizationConfig) -> QuantizedR
         raise CheckpointError(
             "its inputs are grouped in another order than their own (desc_act), which is not supported"
         )
-    return _integers(
-        numbers.T, (zero[:, :outputs].int() + config.zeros_less_one).T, group, scales.T.contiguous(), config.bits
-    )
+    zero = zero[:, :outputs].int()
+    # GPTQModel has written the second format by the name of the first.
+    is_second = config.symmetric and bool((zero == 1 << config.bits - 1).all())
+    zero += config.zeros_less_one and not is_second
+    return _integers(numbers.T, zero.T, group, scales.T.contiguous(), config.bits)
 
 
 def _ordered(numbers: Tensor, order: Tensor) -> Tensor:
