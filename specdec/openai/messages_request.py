@@ -15,6 +15,8 @@ from specdec.openai.sampling_fields import Int
 _SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
 # A block of the system prompt that Claude Code changes with each request.
 _BILLING = "x-anthropic-billing-header:"
+# Claude Code's news of a tool that the model may call from here on: all of `tools` are offered from the start.
+_ADDITION = "tool_addition"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -28,6 +30,7 @@ class MessageBlock(RequestModel):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
+    tool_name: str | None = None
     content: "str | Objects[MessageBlock] | None" = None
 
 
@@ -179,7 +182,7 @@ def _messages(message: MessageIn) -> Iterator[dict[str, Any]]:
         if block.type == "tool_result":
             text = _text(block.content or "", "messages")
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
-    if others := [block for block in blocks if block.type != "tool_result"]:
+    if others := [block for block in blocks if block.type not in ("tool_result", _ADDITION)]:
         yield {"role": message.role, "content": _text(others, "messages")}
 
 
@@ -191,15 +194,18 @@ def _call(block: MessageBlock) -> dict[str, Any]:
 
 
 def _text(content: str | Sequence[MessageBlock], field: str) -> str:
-    """Return the text of content.
+    """Return the text of content; that of a reference to a tool is its name.
 
     Raises:
         ApiError: a part that is no text.
     """
     if isinstance(content, str):
         return content
+    texts = []
     for part in content:
-        if part.type != "text" or part.text is None:
+        text = {"text": part.text, "tool_reference": part.tool_name}.get(part.type)
+        if text is None:
             message = f"{field} holds a part of type {part.type!r:.60}; only text, thinking and calls are supported"
             raise ApiError(400, message, param=field)
-    return "\n".join(part.text or "" for part in content)
+        texts.append(text)
+    return "\n".join(texts)

@@ -182,6 +182,23 @@ def test_what_claude_code_changes_with_each_request_is_no_prompt() -> None:
     assert messages("x-anthropic-billing-header: cch=1a2b3;") == messages()
 
 
+def test_claude_code_may_search_its_tools() -> None:
+    addition = {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "f"}}
+    found = [{"type": "tool_reference", "tool_name": name} for name in "fg"]
+    messages: Any = [
+        *TALK,
+        {"role": "system", "content": [{"type": "text", "text": "News."}, addition]},
+        {"role": "system", "content": [addition]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": found}]},
+    ]
+    tools = [{**tool, "defer_loading": True} for tool in TOOLS]
+    given = {"max_tokens": 3, "messages": messages, "tools": tools}
+    chat = MessagesRequest.model_validate(given).chat(may_think=False)
+    told = [(message["role"], message["content"]) for message in chat.chat_messages()]
+    assert told[len(TALK) :] == [("system", "News."), ("tool", "f\ng")]
+    assert chat.calls.mode == "auto"
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "image": ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "of type 'image'"),
     "role": ({"messages": [{"role": "tool", "content": "a"}]}, "messages"),
