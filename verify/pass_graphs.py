@@ -84,6 +84,7 @@ class PassGraphs:
         output: `[limits.padded_tokens, size]`, memory for these states.
         geometries: geometries of its attention, one per window of its layers.
         tables: where all graphs find block tables.
+        received: memory for what the pipeline stage before sends, `[limits.padded_tokens, size]`; None without one.
     """
 
     def __init__(
@@ -94,8 +95,10 @@ class PassGraphs:
         limits: GraphLimits,
         block_size: int,
         tables: DeviceTables,
+        received: Tensor | None = None,
     ) -> None:
         self.run, self.output, self.geometries, self.limits = run, output, geometries, limits
+        self.received = received
         self.block_size, self.tables = block_size, tables
         self.chip, device = chip_of(output.device), output.device
         self.configs = {geometry: configs_of(geometry, self.chip) for geometry in geometries}
@@ -193,7 +196,8 @@ class _PassGraph:
     def __init__(self, owner: PassGraphs, key: PassKey) -> None:
         self.owner = owner
         layout = owner.layout(key.tokens)
-        self.batch = captured_batch(layout, owner.inputs[: layout.size], owner.tables.memory, owner.block_size)
+        batch = captured_batch(layout, owner.inputs[: layout.size], owner.tables.memory, owner.block_size)
+        self.batch = batch if owner.received is None else batch._replace(received=owner.received[: key.tokens])
         rows = self.batch.rows
         self._room = owner.plan_room(key)
         self._inputs = owner.inputs[: layout.size + self._room.layout.size]
@@ -211,8 +215,11 @@ class _PassGraph:
         """See `PassGraphs.pass_of`."""
         fill = self.filling(packed, packet)
 
-        def run(batch: TreeBatch) -> Tensor:  # noqa: ARG001
+        def run(batch: TreeBatch) -> Tensor:
             fill()
+            if self.batch.received is not None:
+                assert batch.received is not None
+                self.batch.received.copy_(batch.received)
             self._replay()
             return self.output
 

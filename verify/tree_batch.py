@@ -28,6 +28,7 @@ class TreeBatch(NamedTuple):
         logit_rows: int64, per request its chain's scored rows, then its nodes' rows; None for all rows.
         row_starts: first packed row of each request.
         sources: int64 `[rows]`, slot of the token before; None where a request's first entry is 0.
+        received: `[rows, size]`, what the pipeline stage before has sent; None where there is none.
     """
 
     tokens: Tensor
@@ -37,6 +38,7 @@ class TreeBatch(NamedTuple):
     logit_rows: Tensor | None
     row_starts: tuple[int, ...]
     sources: Tensor | None = None
+    received: Tensor | None = None
 
     def scored(self, states: Tensor) -> Tensor:
         """Return those of states `[rows, ...]` that logits are made of."""

@@ -9,15 +9,15 @@
 
 /* Whether the processor has the tiles, and the system lets this process use them. */
 int amx_runs(void) {
-    /* Tiles, and their products of bfloat16 and of bytes; arch_prctl's request for their registers. */
-    enum { TILES_OF_BOTH = 1 << 24 | 1 << 22 | 1 << 25, REQUEST = 0x1023, TILE_DATA = 18 };
+    /* Tiles, and their products of bfloat16; arch_prctl's request for their registers. */
+    enum { TILES = 1 << 24 | 1 << 22, REQUEST = 0x1023, TILE_DATA = 18 };
     unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & TILES_OF_BOTH) != TILES_OF_BOTH)
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & TILES) != TILES)
         return 0;
     return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
 }
 
-#define FORM_TARGET "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c,amx-tile,amx-bf16,amx-int8"
+#define FORM_TARGET "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c,amx-tile,amx-bf16"
 #define FORM_AVX512
 #define FORM_PAIRS
 #define FORM_AMX /* products of tiles of bfloat16 */

@@ -67,6 +67,11 @@ class DraftSizes(NamedTuple):
     reach: int | None = None
     taps: tuple[int, ...] = ()
 
+    @property
+    def words(self) -> int:
+        """Number of 64-bit words that the ancestor bits of a tree's nodes need."""
+        return max(1, ceil_div(self.slots, WORD_BITS))
+
     @classmethod
     def of(cls, config: EngineConfig, draft: DraftModel | None, kernels: KernelSet) -> "DraftSizes":
         """Return the sizes of a draft model, or of chains alone."""
@@ -148,7 +153,10 @@ class WorkerBuilder:
         )
         # Captures and measurements read it.
         cache.clear_null_block()
-        return self._worker(ModelRunner(self.model, cache, self.dtype, self.head, self.longest, self.sizes.taps))
+        sizes = self.sizes
+        return self._worker(
+            ModelRunner(self.model, cache, self.dtype, self.head, self.longest, sizes.taps, sizes.words)
+        )
 
     def _kv_dtypes(self) -> KVDtypes:
         config = self.config
@@ -227,9 +235,10 @@ class WorkerBuilder:
             self.draft.adapters.put(place, adapter.draft)
 
     def _worker(self, runner: ModelRunner) -> Worker:
-        if not self._ranks.layout.in_last_stage(self._ranks.rank):
-            return StageWorker(runner, self._verifier(), self._ranks)
         drafter: Drafter = NoDrafter()
+        if not self._ranks.layout.in_last_stage(self._ranks.rank):
+            self._capture_graphs(runner, drafter)
+            return StageWorker(runner, self._verifier(), self._ranks)
         if self.draft is not None:
             kv = runner.cache.draft
             assert kv is not None
@@ -260,10 +269,8 @@ class WorkerBuilder:
 
     def _capture_graphs(self, runner: ModelRunner, drafter: Drafter) -> None:
         """Capture passes and drafting where CUDA graphs are used; passes that are captured already stay."""
-        # A stage waits for its neighbours in the middle of a pass.
-        is_stage = self.model.num_stages > 1
         config, limits = self.config, self.config.scheduler
-        if self.device.type != "cuda" or not self.kernels.on_device or config.enforce_eager or is_stage:
+        if self.device.type != "cuda" or not self.kernels.on_device or config.enforce_eager:
             return
         # Imported late: they bring Triton.
         from specdec.execution.cuda_graphs import CudaGraphs
@@ -277,7 +284,7 @@ class WorkerBuilder:
             limits.max_num_seqs,
             tokens=min(limits.max_num_batched_tokens, limits.max_num_seqs * entries),
             blocks=ceil_div(entries, config.block_size),
-            words=max(1, ceil_div(self.sizes.slots, WORD_BITS)),
+            words=self.sizes.words,
             adapters=config.max_loras if config.enable_lora else 0,
         )
         if runner.graphs is None:

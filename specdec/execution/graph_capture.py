@@ -34,10 +34,13 @@ def capture_passes(runner: ModelRunner, capture: Capture, limits: GraphLimits) -
         capture: `CudaGraphs.capture` on a GPU.
     """
     cache, config = runner.cache, runner.model.config
-    output = torch.empty(limits.padded_tokens, config.hidden_size, dtype=runner.dtype, device=cache.target.device)
+    exchange, memory = runner.exchange, partial(torch.zeros, dtype=runner.dtype, device=cache.target.device)
+    sent, received = (0, 0) if exchange is None else (exchange.sent, exchange.received)
+    output = memory(limits.padded_tokens, sent or config.hidden_size)
+    before = memory(limits.padded_tokens, received) if received else None
     geometries = _geometries(config, runner.dtype, config.layer_windows)
     tables = step_tables(limits, cache.block_size, cache.null_block, cache.target.device)
-    graphs = runner.graphs = PassGraphs(runner.features, output, geometries, limits, cache.block_size, tables)
+    graphs = runner.graphs = PassGraphs(runner.features, output, geometries, limits, cache.block_size, tables, before)
     keys = graphs.pass_keys()
     with torch.inference_mode(), progress_bar(len(keys), "capturing passes") as advance:
         for key in keys:

@@ -11,11 +11,13 @@ from specdec.cache.kv_cache import KVCache
 from specdec.draft_heads.heads.draft_head import CachedHead, TargetOutput
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
+from specdec.execution.stage_exchange import StageExchange
 from specdec.kernels.types.draft_trees import DraftTrees
 from specdec.kernels.types.fused import FusedTarget, TargetCache
 from specdec.kernels.types.tree import TreeRow
 from specdec.kernels.types.upload import Packet
 from specdec.models.llama import LlamaModel
+from specdec.models.sharded_llama import sharded
 from specdec.verify.tree_batch import TreeBatch
 
 if TYPE_CHECKING:
@@ -41,9 +43,12 @@ class ModelRunner:
         head: the draft head whose features the cache keeps of each token.
         longest: limit of a request's tokens.
         taps: target layers that a head in another process reads.
+        words: 64-bit words of ancestor bits that the largest trees need. All steps have as many: kernels are compiled
+            anew for another number.
 
     Attributes:
         graphs: captured passes; None where they are launched kernel by kernel.
+        exchange: with other pipeline stages; None where there are none.
         one_call: the pass in one call; None where the kernel set does not have it, or not the head's feature.
     """
 
@@ -55,15 +60,19 @@ class ModelRunner:
         head: CachedHead | None = None,
         longest: int = LONGEST_MEASURED,
         taps: Sequence[int] = (),
+        words: int = 1,
     ) -> None:
         config = model.config
-        self.model, self.cache, self.dtype, self.head = model, cache, dtype, head
+        self.model, self.cache, self.dtype, self.head, self.words = model, cache, dtype, head, words
         self.taps = head.taps if head else taps
         self.max_position = config.max_position
         positions = min(config.max_position, max(longest, LONGEST_MEASURED))
         self.rope = config.rope.table(config.head_dim, positions, dtype).to(cache.target.device)
         self.slopes = config.slopes(dtype, cache.target.device)
         self.graphs: PassGraphs | None = None
+        self.exchange: StageExchange | None = None
+        if model.num_stages > 1:
+            self.exchange = StageExchange(sharded(model), self.taps, cache.target.device)
         self.one_call = self._one_call()
 
     def _one_call(self) -> FusedTarget | None:
@@ -111,7 +120,8 @@ class ModelRunner:
 
         def run(tokens: Tensor | None = None) -> Tensor:
             states = [group(tokens) for group in passes]
-            self.model.flush()
+            if self.exchange is not None:
+                self.exchange.flush()
             rows = states[0] if len(states) == 1 else torch.cat(states)
             if not len(rows):
                 return rows.new_empty(0, self.model.config.vocab_size)
@@ -124,8 +134,9 @@ class ModelRunner:
         """Return the decoder's pass, to what logits are made of, `[sum of (num_scored + nodes), hidden_size]`."""
         graphs = self.graphs
         run: Callable[[TreeBatch], Tensor] = self.features
+        rows, exchange = sum(len(part.tokens) for part in parts) + sum(trees.sizes), self.exchange
         if graphs is None:
-            packed = TreeBatch.pack_into(packet, parts, trees, self.cache.block_size)
+            packed = TreeBatch.pack_into(packet, parts, trees, self.cache.block_size, least_words=self.words)
         else:
             packed = graphs.pack(packet, parts, trees)
             run = graphs.pass_of(packed, packet)
@@ -135,23 +146,24 @@ class ModelRunner:
                 # Where no token can follow, the request ends.
                 torch.clamp_min(tokens, 0, out=packed.batch.tokens[: len(tokens)])
             batch = packed.complete()
-            features = run(batch)
-            return batch.scored(features) if self.model.is_last else features[:0]
+            states = run(batch) if exchange is None else exchange.run(run, batch, rows)
+            return batch.scored(states) if self.model.is_last else states
 
         return scored_states
 
     def features(self, batch: TreeBatch) -> Tensor:
-        """Return the decoder's output `[tokens, hidden_size]`.
+        """Return the decoder's output `[tokens, hidden_size]`; of a stage, beside it what later stages read of it.
 
-        The pass of a whole model waits for nothing, so it can be captured.
+        It waits for nothing, so it can be captured.
         """
         if self.model.adapters is not None:
             self.model.adapters.use(batch.rows)
         attentions = self._attentions(batch)
-        output: TargetOutput = self.model(batch.tokens, rotary_at(self.rope, batch.positions), attentions, self.taps)
+        rotary = rotary_at(self.rope, batch.positions)
+        output: TargetOutput = self.model(batch.tokens, rotary, attentions, self.taps, batch.received)
         if self.head and self.head.feature_size:
             self.cache.store_features(batch.slots, self.head.feature_of(output))
-        return output.features
+        return output.features if self.model.is_last else torch.cat([output.features, *output.taps], 1)
 
     def _attentions(self, batch: TreeBatch) -> Iterator[PagedAttention]:
         """Yield the layers' attentions, each when its layer is reached."""

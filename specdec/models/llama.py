@@ -116,9 +116,14 @@ class LlamaModel:
         return self.config if self.shard is None else self.shard.whole
 
     def __call__(
-        self, tokens: Tensor, rotary: Rotary, attentions: Iterable[Attention], tap_layers: Sequence[int] = ()
+        self,
+        tokens: Tensor,
+        rotary: Rotary,
+        attentions: Iterable[Attention],
+        tap_layers: Sequence[int] = (),
+        received: Tensor | None = None,
     ) -> TargetOutput:
-        """Run the decoder; before the last pipeline stage, its own layers.
+        """Run the decoder; in a pipeline stage, its own layers.
 
         Args:
             tokens: int64 `[rows]`.
@@ -126,15 +131,21 @@ class LlamaModel:
             attentions: one per layer, taken when the layer is reached.
             tap_layers: layers whose input is wanted as well (k is transformers' `hidden_states[k]`; as many as there
                 are layers for the stream behind the last).
+            received: states of the stage before, if there is one.
         """
-        hidden, taps = self.enter(tokens, tap_layers)
+        hidden, taps = self.enter(tokens, tap_layers, received)
         for index, (layer, attention) in enumerate(zip(self.layers, attentions, strict=True), self.first_layer):
             if index in tap_layers:
                 taps[index] = hidden
             hidden = layer(hidden, rotary, attention)
         return self.leave(hidden, taps, tap_layers)
 
-    def enter(self, tokens: Tensor, tap_layers: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:  # noqa: ARG002
+    def enter(
+        self,
+        tokens: Tensor,
+        tap_layers: Sequence[int],  # noqa: ARG002
+        received: Tensor | None,  # noqa: ARG002
+    ) -> tuple[Tensor, dict[int, Tensor]]:
         """Return the input of the first layer, `[rows, hidden_size]`, and the inputs of tapped layers before it."""
         hidden: Tensor = self.embed_tokens(tokens)
         return hidden, {}
@@ -148,9 +159,6 @@ class LlamaModel:
         """
         taps[self.first_layer + len(self.layers)] = hidden
         return TargetOutput(self.norm(hidden), [taps[index] for index in tap_layers])
-
-    def flush(self) -> None:
-        """Wait until the next pipeline stage has taken what was sent to it: here there is none."""
 
     def whole(self, logits: Tensor) -> Tensor:
         """Return logits of the whole vocabulary, `[rows, vocab_size]`: here those of `output`."""

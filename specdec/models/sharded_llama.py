@@ -109,26 +109,20 @@ class ShardedLlama(LlamaModel):
     def fused_weights(self, features: FeatureWeights | None) -> None:
         """Return no parts: a pass in one call leaves no place for what the ranks exchange."""
 
-    def enter(self, tokens: Tensor, tap_layers: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
-        """Return the input of the shard's first layer, which the stage before sends if there is one."""
-        if self.shard.is_first:
-            return super().enter(tokens, tap_layers)
+    def enter(
+        self, tokens: Tensor, tap_layers: Sequence[int], received: Tensor | None
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        if received is None:
+            return super().enter(tokens, tap_layers, None)
         earlier = sorted(layer for layer in tap_layers if layer < self.first_layer)
-        shape = 1 + len(earlier), len(tokens), self.config.hidden_size
-        sent = torch.empty(shape, dtype=self.dtype, device=tokens.device)
-        hidden, *taps = self.stages.receive(sent, self.stages.rank - 1)
+        hidden, *taps = received.view(len(tokens), 1 + len(earlier), -1).transpose(0, 1).contiguous()
         return hidden, dict(zip(earlier, taps, strict=True))
 
     def leave(self, hidden: Tensor, taps: dict[int, Tensor], tap_layers: Sequence[int]) -> TargetOutput:
-        """Return the decoder's output, or send the hidden states to the next stage and return them."""
+        """Return the decoder's output, or that of the stage's layers with what later stages read besides."""
         if self.is_last:
             return super().leave(hidden, taps, tap_layers)
-        self.stages.send(torch.stack([hidden, *(taps[layer] for layer in sorted(taps))]), self.stages.rank + 1)
-        return TargetOutput(hidden, [])
-
-    def flush(self) -> None:
-        """Wait until the next stage has taken what was sent to it."""
-        self.stages.flush()
+        return TargetOutput(hidden, [taps[layer] for layer in sorted(taps)])
 
     def whole(self, logits: Tensor) -> Tensor:
         """Gather the logits of all ranks, `[rows, vocab_size]`; a collective, so all ranks must call it."""

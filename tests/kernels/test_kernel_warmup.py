@@ -77,6 +77,17 @@ def test_requests_launch_nothing_new(
                 llm.engine.step()
             new = [found[line].label for line in found if line not in at_start]
             assert not new, asked
+        for length in (4, 40):
+            # A prompt beside the trees of another request.
+            for prompt in ([5, 6, 7], [7] * length):
+                params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+                llm.engine.scheduler.add(new_group(llm, prompt, params, lora_request=adapter).requests[0])
+                for _ in range(2):
+                    llm.engine.step()
+            for request in list(llm.engine.scheduler.running):
+                llm.engine.scheduler.abort(request)
+            new = [found[line].label for line in found if line not in at_start]
+            assert not new, length
         assert llm.stats().drafts_verified > 0
 
 

@@ -27,9 +27,9 @@ def test_its_values_are_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[dict[str, Any]] = []
     pack, finish = TreeBatch.pack_into, Worker.finish
 
-    def packed(packet: Packet, parts: Any, trees: Any, block_size: int, **of_head: Any) -> PackedBatch:
-        found = pack(packet, parts, trees, block_size, **of_head)
-        if of_head:
+    def packed(packet: Packet, parts: Any, trees: Any, block_size: int, **more: Any) -> PackedBatch:
+        found = pack(packet, parts, trees, block_size, **more)
+        if "first" in more:  # of the head
             return found
         batch = found.batch
         (tree,) = trees.read()

@@ -60,6 +60,14 @@ class SimulatedNCCL:
         into, raw = [[_raw(part) for part in parts] for parts in outputs], [_raw(tensor) for tensor in inputs]
         return self._launch(lambda: self._group.allgather(into, raw).wait())
 
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+        raw = [_raw(tensor) for tensor in tensors]
+        return self._launch(lambda: self._group.send(raw, rank, tag).wait())
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+        raw = [_raw(tensor) for tensor in tensors]
+        return self._launch(lambda: self._group.recv(raw, rank, tag).wait())
+
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
 

@@ -1,11 +1,13 @@
-"""Tensor parallel on two simulated GPUs, each in its own process: tokens, waits, graphs with collectives inside."""
+"""Ranks on two simulated GPUs, each in its own process: tokens, waits, and what graphs hold."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from specdec import LLM, DraftShape, SamplingParams
+from specdec.execution.stage_exchange import StageExchange
 from specdec.parallel.first_rank import COLLECTIVE_TIMEOUT
 from specdec.parallel.rank_group import CONNECT_TIMEOUT
 from tests.fakes import save_random_eagle3, save_random_llama
@@ -31,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(folder: Path, **settings: Any) -> LLM:
     own: dict[str, Any] = {"dtype": "float32", "shape": DraftShape(2, 2, 4), "adaptive_drafts": False}
     small: dict[str, Any] = {"max_model_len": 32, "max_num_seqs": 1, "block_size": 8, "kv_cache_memory": 1 << 18}
-    return LLM(folder / "target", folder / "head3", prefill_stretch=0, **own, **small, **settings)
+    return LLM(folder / "target", folder / "head3", prefill_stretch=0, **own, **{**small, **settings})
 
 
 def texts(llm: LLM) -> list[list[int]]:
@@ -58,3 +60,26 @@ def test_tokens_are_those_of_one_rank_and_graphs_hold_the_collectives(
         assert texts(llm) == expected
         assert llm.stats().drafts_verified > 0
         assert set(gpu.waits) == {"specdec.kernels.types.upload: synchronize of an event"}
+
+
+@pytest.mark.long
+def test_stages_replay_their_own_layers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows go through the stages in two groups, which share the memory of the graphs."""
+    with load(folder, max_num_seqs=2) as llm:
+        expected = texts(llm)
+    run, replays = StageExchange.run, list[int]()
+
+    def noted(*arguments: Any) -> Tensor:
+        before = gpu.counts.replays
+        states = run(*arguments)
+        replays.append(gpu.counts.replays - before)
+        return states
+
+    with (
+        simulated_rank(monkeypatch, 0) as gpu,
+        load(folder, device="cuda", pipeline_parallel_size=SIZE, max_num_seqs=2) as llm,
+    ):
+        monkeypatch.setattr(StageExchange, "run", noted)
+        assert texts(llm) == expected
+        assert llm.stats().drafts_verified > 0
+    assert set(replays) == {1}
