@@ -307,7 +307,7 @@ WRONG_GRAMMARS: dict[str, tuple[dict[str, Any], str]] = {
     "gbnf": ({"grammar": "root ::= x"}, "structured_outputs.grammar cannot be followed: Rule 'x' not found"),
     "lark": ({"grammar": "start: x"}, 'structured_outputs.grammar cannot be followed: unknown name: "x"'),
     "required": (
-        {"json": {"required": ["b"], "properties": {"a": {}}}},
+        {"json": {"required": ["b"], "properties": {"a": {}}, "additionalProperties": False}},
         "structured_outputs.json cannot be followed: .*required property 'b' is unsatisfiable",
     ),
     "bounds": (
