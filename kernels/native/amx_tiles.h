@@ -6,7 +6,7 @@ enum {
     TILE_DEPTH = 32,
     TILE_BYTES = 1024,
     FEW_ROWS = 2, /* that vectors multiply faster, and of whole numbers: */
-    FEW_INTEGER_ROWS = 8,
+    FEW_INTEGER_ROWS = 6,
 };
 
 /* Have memory hold what was written: compilers do not know that a tile reads it. */
