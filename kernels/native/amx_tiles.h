@@ -407,10 +407,26 @@ typedef struct {
     char numbers[MOST_TILES][2][2][TILE_BYTES] __attribute__((aligned(64))); /* [block][sum] of each */
 } unpacked;
 
+/* How a block lies in memory. Found once: a compiler must assume that each store changes the weight. */
+typedef struct {
+    int64_t depth, group, groups;
+    size_t bytes, nested, nested_end, head, of_group, ahead;
+} block_layout;
+
+INLINE block_layout layout_of(const matrix *m, int blocks) {
+    const size_t bytes = quantized_block_bytes(m);
+    return (block_layout){
+        .depth = m->depth, .group = m->group, .groups = groups_of(m), .bytes = bytes, .nested = nested_bytes(m),
+        .nested_end = nested_end(m), .head = group_head(m), .of_group = group_bytes(m),
+        /* Blocks that are small are prefetched before their turn. */
+        .ahead = bytes < 4 * AHEAD ? blocks * bytes : AHEAD,
+    };
+}
+
 /* Say which groups from `first` on are summed together. */
-INLINE void choose_groups(const matrix *m, int kind, int64_t first, unpacked *to) {
-    const int64_t begin = first * m->group, left = m->depth - begin, inputs = left < m->group ? left : m->group;
-    const int is_wide = m->group > SUMMED_IN_ONE;
+INLINE void choose_groups(const block_layout *l, int kind, int64_t first, unpacked *to) {
+    const int64_t begin = first * l->group, left = l->depth - begin, inputs = left < l->group ? left : l->group;
+    const int is_wide = l->group > SUMMED_IN_ONE;
     to->first = first;
     to->count = kind == UINT4 && !is_wide && left > inputs ? 2 : 1;
     to->inputs[0] = to->inputs[1] = begin;
@@ -421,7 +437,7 @@ INLINE void choose_groups(const matrix *m, int kind, int64_t first, unpacked *to
         to->tiles[0] = tiles < half ? tiles : half;
         to->tiles[1] = tiles - to->tiles[0];
     } else if (kind == UINT4) {
-        const int64_t second = left - inputs < m->group ? left - inputs : m->group;
+        const int64_t second = left - inputs < l->group ? left - inputs : l->group;
         to->inputs[1] += inputs;
         to->tiles[1] = (int)(second / TILE_DEPTH);
     }
@@ -463,26 +479,30 @@ INLINE void unpack_halves(const char *bytes, size_t ahead, char *lower, char *up
 }
 
 /* Unpack a block of the chosen groups. */
-INLINE void unpack_groups(const matrix *m, int kind, const char *weight, size_t ahead, int b, unpacked *to) {
-    for (int g = 0; g < to->count; g++) {
-        const int64_t k = (to->first + g) * m->group;
-        const char *group = weight + nested_end(m) + (to->first + g) * group_bytes(m);
-        __builtin_prefetch(group + ahead);
-        scales_of_vector(m, weight + k / NESTED_INPUTS * nested_bytes(m), group, 0, 0, &to->scale[b][g],
-                         &to->minimum[b][g]);
+INLINE void unpack_groups(const matrix *m, const block_layout *l, int kind, const char *weight, int b, unpacked *to) {
+    const char *group = weight + l->nested_end + to->first * l->of_group;
+    UNROLLED
+    for (int g = 0; g < 2; g++)
+        if (g < to->count) {
+            const char *nested = weight + (to->first + g) * l->group / NESTED_INPUTS * l->nested;
+            __builtin_prefetch(group + g * l->of_group + l->ahead);
+            scales_of_vector(m, nested, group + g * l->of_group, 0, 0, &to->scale[b][g], &to->minimum[b][g]);
+        }
+    const char *numbers = group + l->head;
+    if (kind == INT8) {
+        for (int t = 0; t < to->tiles[0]; t++, numbers += word_bytes(INT8))
+            unpack_halves(numbers, l->ahead, to->numbers[t][b][0], to->numbers[t][b][1]);
+        return;
     }
-    for (int s = 0; s < (kind == UINT4 ? 2 : 1); s++) {
-        const int64_t g = to->inputs[s] / m->group, within = to->inputs[s] - g * m->group;
-        const char *numbers = weight + nested_end(m) + g * group_bytes(m) + group_head(m) + within / 32 * word_bytes(kind);
-        for (int t = 0; t < to->tiles[s]; t++, numbers += word_bytes(kind))
-            if (kind == UINT4)
-                unpack_nibbles(numbers, ahead, to->numbers[t][b][s]);
-            else
-                unpack_halves(numbers, ahead, to->numbers[t][b][0], to->numbers[t][b][1]);
-    }
+    const char *second = to->count == 2 ? numbers + l->of_group : numbers + to->tiles[0] * word_bytes(UINT4);
+    for (int t = 0; t < to->tiles[0]; t++, numbers += word_bytes(UINT4))
+        unpack_nibbles(numbers, l->ahead, to->numbers[t][b][0]);
+    for (int t = 0; t < to->tiles[1]; t++, second += word_bytes(UINT4))
+        unpack_nibbles(second, l->ahead, to->numbers[t][b][1]);
 }
 
-/* Sums that tiles have made of groups, with a square of rows; the first `begin` of them are there from before. */
+/* Sums that tiles have made of groups, with a square of rows from `row` on. Those of its first `begin` rows were added
+   with the square before. */
 typedef struct {
     const unpacked *groups;
     int64_t row;
@@ -490,7 +510,7 @@ typedef struct {
     float of[2][2][2 * TILE_ROWS * BLOCK] __attribute__((aligned(64))); /* [sum][block][row] */
 } group_sums;
 
-/* Make a sum of both blocks with a square of rows, of which the second tile begins at `second`, if there is one: sums in
+/* Make a sum of both blocks with a square: a tile of `rows` rows, and one of `more` behind it if there are any. Sums are in
    registers 0 to 3, inputs in 4 and 5, numbers in 6 and 7. */
 INLINE void multiply_sum(const unpacked *groups, int s, int blocks, int rows, int more, const char *inputs, size_t stride) {
     const char *x = inputs + groups->inputs[s] * 2, *second = x + rows * stride;
@@ -577,21 +597,19 @@ INLINE void multiply_unpacked(const product *p, int kind, int64_t from, int64_t 
                               int64_t block) {
     const matrix *m = p->weight;
     const int more = most - rows;
-    const int64_t num_groups = groups_of(m);
-    const size_t block_bytes = quantized_block_bytes(m), stride = p->x_stride;
-    /* Blocks that are smaller are prefetched before their turn. */
-    const size_t ahead = block_bytes < 4 * AHEAD ? blocks * block_bytes : AHEAD;
+    const size_t stride = p->x_stride;
+    const block_layout l = layout_of(m, blocks);
     const row_places at = places_of(m);
-    const char *weight = (const char *)m->weight + block * block_bytes, *inputs = p->x + from * stride + at.half;
+    const char *weight = (const char *)m->weight + block * l.bytes, *inputs = p->x + from * stride + at.half;
     float sums[ROWS_OF_SUMS * 2 * BLOCK] __attribute__((aligned(64)));
     unpacked both[2];
     group_sums made[2];
     int next = 0, is_behind = 0, turn = 0;
-    for (int64_t first = 0; first < num_groups; turn ^= 1) {
+    for (int64_t first = 0; first < l.groups; turn ^= 1) {
         unpacked *groups = &both[turn];
-        choose_groups(m, kind, first, groups);
+        choose_groups(&l, kind, first, groups);
         for (int b = 0; b < blocks; b++)
-            unpack_groups(m, kind, weight + b * block_bytes, ahead, b, groups);
+            unpack_groups(m, &l, kind, weight + b * l.bytes, b, groups);
         WRITTEN();
         for (int64_t row = 0; row < count; row += most) {
             /* A last square with fewer rows of its own takes some of the one before again: giving tiles another shape
