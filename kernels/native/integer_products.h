@@ -66,7 +66,7 @@ static void split_inputs(const matrix *m, char *row) {
             store_in_order(low + i, _mm512_sub_epi32(x, _mm512_slli_epi32(upper, 8)), (int)m->kind);
             total = _mm512_add_epi32(total, x);
 #if defined(FORM_AMX)
-            /* Numbers of 8 bits before zeros: none of them is lost. */
+            /* Exact: these floats have 8 significant bits at most. */
             const vu counted = (vu)((vf)_mm512_cvtepi32_ps(x) * splat(scales[g]));
             _mm256_storeu_si256((__m256i *)(row + half_stride(m) + 2 * i), _mm512_cvtepi32_epi16((__m512i)(counted >> 16)));
 #endif

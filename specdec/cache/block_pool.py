@@ -81,7 +81,7 @@ class BlockPool:
         return True
 
     def withdraw(self, block: int) -> None:
-        """Let a held block be found no more."""
+        """Remove a held block from the prefix cache; it stays held."""
         assert self._refs[block] > 0, f"block {block} is free"
         old, self._hashes[block] = self._hashes[block], None
         if old is not None:

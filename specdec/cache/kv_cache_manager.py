@@ -210,7 +210,7 @@ class KVCacheManager:
             self._slide(request)
 
     def withdraw(self, request: Request) -> None:
-        """Let no later request find the blocks of one that is about to be released, whose values are not finite."""
+        """Remove the blocks of a request from the prefix cache, since their values are not finite."""
         for block in request.block_table[request.num_slid :]:
             self.pool.withdraw(block)
 

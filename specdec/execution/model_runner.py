@@ -152,9 +152,9 @@ class ModelRunner:
         return scored_states
 
     def features(self, batch: TreeBatch) -> Tensor:
-        """Return the decoder's output `[tokens, hidden_size]`; of a stage, beside it what later stages read of it.
+        """Return the decoder's output `[tokens, hidden_size]`; it waits for nothing, so it can be captured.
 
-        It waits for nothing, so it can be captured.
+        Pipeline stages before the last add the inputs of tapped layers, `[tokens, (1 + taps) * hidden_size]`.
         """
         if self.model.adapters is not None:
             self.model.adapters.use(batch.rows)

@@ -29,7 +29,7 @@ class StageExchange:
         self.received, self.sent = before if first else 0, 0 if model.is_last else behind
 
     def run(self, run: Callable[[TreeBatch], Tensor], batch: TreeBatch, rows: int) -> Tensor:
-        """Run a stage's pass on what the stage before sends, and send on what it returns.
+        """Receive the states of the stage before, run the pass on them, and send its own states to the stage behind.
 
         Args:
             run: see `ModelRunner.features`.
@@ -42,7 +42,7 @@ class StageExchange:
             states = torch.empty(rows, self.received, dtype=self._dtype, device=self._device)
             states = self._group.receive(states, self._group.rank - 1)
             batch = batch._replace(received=F.pad(states, (0, 0, 0, len(batch.tokens) - rows)))
-        # Those of a graph are overwritten by the next group of rows.
+        # The next group of rows overwrites the states of a graph.
         states = run(batch).clone()
         if not self.sent:
             return states
