@@ -6,7 +6,7 @@ enum {
     TILE_DEPTH = 32,
     TILE_BYTES = 1024,
     FEW_ROWS = 2, /* that vectors multiply faster, and of whole numbers: */
-    FEW_INTEGER_ROWS = 6,
+    FEW_INTEGER_ROWS = 8,
 };
 
 /* Have memory hold what was written: compilers do not know that a tile reads it. */
@@ -552,6 +552,7 @@ INLINE void add_these(const product *p, const row_places *at, int kind, int bloc
     /* Read before anything is stored: a compiler must assume that a store changes them. */
     const size_t stride = p->x_stride;
     const char *totals = p->x + (from + made->row) * stride + at->sums + made->groups->first * sizeof(float);
+    const size_t scales_behind = at->scales - at->sums;
     vf scale[2][2], minimum[2][2];
     UNROLLED
     for (int b = 0; b < blocks; b++)
@@ -563,6 +564,7 @@ INLINE void add_these(const product *p, const row_places *at, int kind, int bloc
     sums += made->row * 2 * BLOCK;
     for (int r = made->begin; r < rows; r++) {
         const float *total = (const float *)(totals + r * stride);
+        const float *input_scale = (const float *)(totals + r * stride + scales_behind);
         UNROLLED
         for (int b = 0; b < blocks; b++) {
             vf sum = is_first ? splat(0) : load(sums + (r * 2 + b) * BLOCK);
@@ -573,7 +575,7 @@ INLINE void add_these(const product *p, const row_places *at, int kind, int bloc
             for (int g = 0; g < count; g++) {
                 if (has_offsets)
                     sum = fma_(splat(total[g]), minimum[b][g], sum);
-                sum = fma_(part[g], scale[b][g], sum);
+                sum = fma_(part[g] * splat(input_scale[g]), scale[b][g], sum);
             }
             store(sums + (r * 2 + b) * BLOCK, sum);
         }

@@ -348,7 +348,7 @@ static void finish_work(void *argument, int thread, int64_t begin, int64_t end) 
 /* Complete rows in a buffer that several jobs have each written a part of, `count` inputs together. */
 static void finish_rows(context *c, const matrix *weight, int buffer, int64_t rows, int64_t count) {
     finish_job j = {.weight = weight, .rows = c->buffers[buffer].memory, .count = count};
-    if (has_offsets(weight) || in_integers(weight) || count < weight->depth)
+    if (has_offsets(weight) || bytes_of_input(weight) || count < weight->depth)
         pool_each(c->threads, rows, ROWS_AT_ONCE, finish_work, &j);
 }
 

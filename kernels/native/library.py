@@ -39,7 +39,7 @@ class MatrixFields(Structure):
     """`matrix` of native.h."""
 
     _fields_ = [
-        *_fields(c_int64, "kind columns inputs depth blocks group scales offsets"),
+        *_fields(c_int64, "kind columns inputs depth blocks group scales offsets rounds_inputs"),
         *_fields(c_void_p, "weight bias"),
     ]
 
@@ -151,7 +151,7 @@ class WalkFields(Structure):
 
 
 # As `specdec_interface` of api.c has them.
-VERSION = 3
+VERSION = 4
 STRUCTURES = (
     MatrixFields, LayerFields, LoRAPartFields, LoRAFields, AdapterFields, StepFields, HeadFields, BlockFields,
     TargetFields, PassFields, DraftingFields, WalkFields,

@@ -35,6 +35,7 @@ enum { BLOCK = 16 }; /* columns of a weight that lie side by side */
 typedef struct {
     int64_t kind, columns, inputs, depth, blocks;
     int64_t group, scales, offsets; /* of weights in few bits */
+    int64_t rounds_inputs; /* whether they may be rounded to 8 bits: not in float32 */
     const void *weight;
     const float *bias; /* [blocks * 16] or NULL */
 } matrix;

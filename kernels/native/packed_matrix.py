@@ -78,6 +78,7 @@ class PackedMatrix:
             made.group,
             made.scales,
             made.offsets,
+            dtype != torch.float32,
             self._numbers.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
         )

@@ -96,8 +96,8 @@ static void multiply(const product *p, int64_t begin, int64_t end) {
         return;
     }
 #endif
-#if defined(FORM_PAIRS)
-    if (in_integers(p->weight)) {
+#if defined(FORM_INTEGERS)
+    if (bytes_of_input(p->weight)) {
 #if defined(FORM_AMX)
         multiply_integers_in_tiles(p, begin, end);
 #else
@@ -129,8 +129,14 @@ static void multiply(const product *p, int64_t begin, int64_t end) {
    bytes where it is multiplied in whole numbers. Tiles read many rows at once: in an odd number of lines, those do not lie
    at the same places of the cache. */
 INLINE size_t input_stride(const matrix *weight) {
-    if (in_integers(weight))
-        return 2 * half_stride(weight) + 64;
+    const int bytes_each = bytes_of_input(weight);
+#if defined(FORM_AMX)
+    const int halves = 2;
+#else
+    const int halves = bytes_each;
+#endif
+    if (bytes_each)
+        return halves * half_stride(weight) + 64;
     const size_t bytes = sums_at(weight) + (has_offsets(weight) ? (groups_of(weight) + SUMMED) * sizeof(float) : 0);
 #if defined(FORM_AMX)
     return ((bytes + 63) / 64 | 1) * 64;
@@ -144,11 +150,11 @@ INLINE void finish_inputs(const matrix *weight, void *row, int64_t count) {
     const int kind = input_kind(weight);
     if (weight->depth > count)
         memset((char *)row + count * size_of(kind), 0, (weight->depth - count) * size_of(kind));
-    if (has_offsets(weight))
+    if (has_offsets(weight) && bytes_of_input(weight) != 1)
         sum_groups(weight, row, kind, (float *)((char *)row + sums_at(weight)));
-#if defined(FORM_PAIRS)
-    if (in_integers(weight))
-        split_inputs(weight, row);
+#if defined(FORM_INTEGERS)
+    if (bytes_of_input(weight))
+        write_bytes(weight, row);
 #endif
 }
 

@@ -26,8 +26,10 @@ def library(form: str, threads: int, dtype: torch.dtype) -> Library:
 
 
 FORMS = processor_forms() or ["portable"]
-# Those that multiply weights of 4 and 8 bits in whole numbers.
+# Those that multiply all weights of 4 and 8 bits in whole numbers, and those that do so with 4 bits in groups of 32,
+# for which they round inputs to a byte but in float32.
 INTEGER_FORMS = ("avx512_bf16", "amx")
+BYTE_FORMS = ("avx2", "avx512", *INTEGER_FORMS)
 # The largest relative error of one rounding.
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 NOISE = GumbelNoise(torch.device("cpu"))
@@ -57,7 +59,20 @@ def kernels_of(own: Library, quantization: Quantization = "none") -> KernelSet:
 
 
 def rounding_of_inputs(x: Tensor, group: int) -> Tensor:
-    """Return by how much each input may be rounded where it is multiplied in whole numbers, by its group's largest."""
-    padded = F.pad(x.double().abs(), (0, -x.shape[1] % group)).unflatten(1, (-1, group))
-    largest = padded.amax(2, keepdim=True).expand_as(padded).flatten(1)[:, : x.shape[1]]
-    return largest * 2.0**-14
+    """Return by how much each input may be rounded where it is multiplied in whole numbers of two bytes."""
+    groups = _groups(x.double().abs(), group)
+    return groups.amax(2, keepdim=True).expand_as(groups).flatten(1)[:, : x.shape[1]] * 2.0**-14
+
+
+def as_one_byte(x: Tensor) -> Tensor:
+    """Return inputs, in float64, as weights of 4 bits in groups of 32 meet them in whole numbers of one byte."""
+    groups = _groups(x.float(), 32)
+    largest = groups.abs().amax(2, keepdim=True).clamp_min(2.0**-97)
+    # A number over a tensor would be its reciprocal, rounded, times the number.
+    numbers = (groups * torch.full_like(largest, 127).div(largest)).round()
+    return (numbers.double() * (largest / 127).double()).flatten(1)[:, : x.shape[1]]
+
+
+def _groups(x: Tensor, group: int) -> Tensor:
+    padded = F.pad(x, (0, -x.shape[1] % group))
+    return padded.view(len(x), -1, group)

@@ -10,8 +10,19 @@ from specdec.kernels.native.huge_pages import HugePages
 from specdec.kernels.native.library import Library
 from specdec.kernels.native.operations import NativeProjection
 from specdec.kernels.native.packed_matrix import PackedMatrix
-from specdec.kernels.types.quantized_tensor import NumberKind, QuantizedRows, QuantizedTensor
-from tests.kernels.native_forms import FORMS, INTEGER_FORMS, ROUNDING, libraries, library, normal, rounding_of_inputs
+from specdec.kernels.types.quantized_tensor import NumberKind, OffsetKind, QuantizedRows, QuantizedTensor
+from tests.kernels.kernel_checks import DTYPES
+from tests.kernels.native_forms import (
+    BYTE_FORMS,
+    FORMS,
+    INTEGER_FORMS,
+    ROUNDING,
+    as_one_byte,
+    libraries,
+    library,
+    normal,
+    rounding_of_inputs,
+)
 from tests.quantized_rows import quantized_rows, random_rows
 
 
@@ -32,24 +43,54 @@ def twin(weight: QuantizedRows) -> tuple[torch.Tensor, torch.Tensor]:
     return numbers * scales + offsets, (numbers * scales).abs() + offsets.abs()
 
 
-@given(libraries, quantized_rows(), st.integers(1, 25), st.booleans(), st.data())
-def test_products(own: Library, weight: QuantizedRows, rows: int, biased: bool, data: st.DataObject) -> None:
-    """A row's product is exact but for the rounding of sums, and has the same bits in any batch."""
+def has_one_byte(own: Library, weight: QuantizedRows) -> bool:
+    """Return whether the library writes an input to this weight as a byte."""
+    depth = -(-weight.inputs // 8) * 8
+    group = depth if weight.group >= weight.inputs else weight.group
+    is_rounded = own.form in BYTE_FORMS and own.dtype != torch.float32
+    return is_rounded and weight.kind == "uint4" and group == 32 and depth % 32 == 0
+
+
+def check_product(own: Library, weight: QuantizedRows, rows: int, biased: bool, data: st.DataObject) -> None:
+    """Check that products are exact but for the rounding of inputs and sums, and have the same bits in any batch."""
     x = normal(2, rows, weight.inputs).to(own.dtype)
     bias = normal(3, len(weight)).to(own.dtype) if biased else None
     multiply = NativeProjection(own, QuantizedTensor(weight, own.dtype), bias)
     product = multiply(x)
     exact_weight, size = twin(weight)
-    exact = x.double() @ exact_weight.T + (0 if bias is None else bias.double())
+    met = as_one_byte(x) if has_one_byte(own, weight) else x.double()
+    exact = met @ exact_weight.T + (0 if bias is None else bias.double())
     error = (product.double() - exact).abs() - ROUNDING[own.dtype] * exact.abs()
-    bound = 2 * (weight.inputs + 4) * 2**-24 * (x.double().abs() @ size.T + 1)
-    if own.form in INTEGER_FORMS:
+    bound = 2 * (weight.inputs + 4) * 2**-24 * (met.abs() @ size.T + 1)
+    if own.form in INTEGER_FORMS and not has_one_byte(own, weight):
         bound += rounding_of_inputs(x, weight.group) @ size.T
     finite = exact.abs() < torch.finfo(own.dtype).max / 2
     assert ((error <= bound) | ~finite).all()
     start = data.draw(st.integers(0, rows - 1))
     end = data.draw(st.integers(start + 1, rows))
     assert multiply(x[start:end]).equal(product[start:end])
+
+
+@given(libraries, quantized_rows(), st.integers(1, 25), st.booleans(), st.data())
+def test_products(own: Library, weight: QuantizedRows, rows: int, biased: bool, data: st.DataObject) -> None:
+    check_product(own, weight, rows, biased, data)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+@given(st.integers(1, 3), st.integers(1, 60), st.integers(1, 12), st.integers(1, 40), st.booleans(), st.data())
+def test_products_in_whole_numbers(
+    form: str, dtype: torch.dtype, threads: int, columns: int, inputs: int, rows: int, biased: bool, data: st.DataObject
+) -> None:
+    """Weights as real models have them: `test_products` seldom draws those that are multiplied so."""
+    kind: NumberKind = data.draw(st.sampled_from(["int8", "uint4"]))
+    nested = data.draw(st.booleans())
+    offsets: list[OffsetKind | None] = [None, "minima"] if nested else [None, "minima", "zeros"]
+    group = data.draw(st.sampled_from([32, 32, 64, 96, 128, 256]) if not nested else st.just(32))
+    weight = random_rows(
+        kind, columns, 32 * inputs, group, data.draw(st.sampled_from(offsets)), nested=nested, seed=rows
+    )
+    check_product(library(form, threads, dtype), weight, rows, biased, data)
 
 
 @given(
