@@ -30,6 +30,7 @@ from specdec.kernels.types.adapters import GroupedLoRA
 from specdec.kernels.types.draft_trees import Walks, at_once
 from specdec.kernels.types.fused import FusedPasses
 from specdec.kernels.types.product import Product
+from specdec.kernels.types.quantized_tensor import QuantizedTensor
 from specdec.kernels.types.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.types.settings import KernelChoice, Quantization
 from specdec.kernels.types.threads import LimitedThreads, usable_threads
@@ -63,6 +64,8 @@ class KernelSet:
         on_device: whether drafting and verification stay on the device without waiting for it, so that trees are kept
             there and graphs can be captured; otherwise the host works on lists, which is faster on a CPU.
         projection: prepares products with a weight `[out_features, in_features]` and a bias or None.
+        draft_projection: as `projection`, with the output matrices of draft heads, which it rounds: no output can show
+            that. None where products with fewer bits are not faster.
         entry_moves: takes tensors `[layers, slots, …]`, contiguous within each layer, that stay where they are; returns
             what copies entries of all of them between slots, as `specdec.kernels.triton.kv_copy.move_kv` does.
         search: of draft trees.
@@ -89,6 +92,7 @@ class KernelSet:
     filter_logits: Callable[[Tensor, Tensor], Tensor]
     search: SearchKernels
     grouped_lora: GroupedLoRA
+    draft_projection: Callable[[Tensor, Tensor | None], Product] | None = None
     walks: Walks = field(default_factory=Walks)
     passes: FusedPasses | None = None
     limits: KernelLimits = field(default_factory=KernelLimits)
@@ -98,6 +102,19 @@ class KernelSet:
     def limited_threads(self) -> LimitedThreads:
         """Return what holds torch to `torch_threads` meanwhile."""
         return LimitedThreads(self.torch_threads)
+
+    def draft_output(self, matrix: Tensor | None, target: Product) -> Product:
+        """Prepare the product of a draft head's states.
+
+        Args:
+            matrix: the head's own output matrix; None if it uses the target's.
+            target: the target's.
+        """
+        if matrix is not None:
+            return (self.draft_projection or self.projection)(matrix, None)
+        # A quantised one is as short already; one that was given up has no rows.
+        is_plain = len(target.weight) and not isinstance(target.weight, QuantizedTensor)
+        return self.draft_projection(target.weight, None) if self.draft_projection and is_plain else target
 
     def check_model(self, head_dim: int, group: int) -> None:
         """Refuse what attention was not made for.
@@ -173,6 +190,7 @@ def native_kernels(library: Library, quantization: Quantization = "none") -> Ker
         plain,
         name="native",
         projection=partial(NativeProjection, library, quantization=quantization),
+        draft_projection=partial(NativeProjection, library, quantization="q4") if library.multiplies_bytes else None,
         passes=FusedPasses(
             layer=partial(NativeLayer, library, quantization=quantization),
             target=partial(NativeTarget, library),

@@ -100,7 +100,7 @@ class BlockKind(HeadKind[BlockConfig, BlockHead]):
         config, tokens = replace(description.config, taps=taps.layers), description.tokens
         head = filled(partial(BlockHead, config), description.tensors.by_name, description.lent(target), target)
         form = head.form(kernels)
-        output = target.output if head.lm_head is None else kernels.projection(head.lm_head.weight, None)
+        output = kernels.draft_output(None if head.lm_head is None else head.lm_head.weight, target.output)
         if head.lm_head is not None and tokens is not None:
             head.draft_tokens.copy_(tokens)
         readout = MatrixReadout(output, config.llama.vocab_size, None if tokens is None else head.draft_tokens)

@@ -118,7 +118,7 @@ def _readout(tokens: Tensor | None, matrix: Tensor | None, target: TargetParts, 
     """
     vocab_size = target.config.vocab_size
     if tokens is None:
-        return MatrixReadout(target.output if matrix is None else kernels.projection(matrix, None), vocab_size)
+        return MatrixReadout(kernels.draft_output(matrix, target.output), vocab_size)
     matrix = target.output.weight if matrix is None else matrix
     if not len(matrix):
         raise CheckpointError(
@@ -127,4 +127,4 @@ def _readout(tokens: Tensor | None, matrix: Tensor | None, target: TargetParts, 
         )
     ordered, order = tokens.to(matrix.device).sort()
     chosen = matrix[ordered if len(matrix) == vocab_size else order]
-    return MatrixReadout(kernels.projection(chosen, None), vocab_size, ordered)
+    return MatrixReadout(kernels.draft_output(chosen, target.output), vocab_size, ordered)

@@ -109,7 +109,8 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
         form = head.form(kernels)
         tokens = description.tokens
         head.draft_tokens.copy_(torch.arange(config.draft_vocab_size) if tokens is None else tokens)
-        output = target.output if description.output == Source.TARGET else kernels.projection(head.lm_head.weight, None)
+        matrix = None if description.output == Source.TARGET else head.lm_head.weight
+        output = kernels.draft_output(matrix, target.output)
         readout = MatrixReadout(output, config.llama.vocab_size, None if tokens is None else head.draft_tokens)
         other = DraftModel(form.reading(taps.others), readout) if taps.others else None
         return LoadedHead(DraftModel(form, readout), description, other)

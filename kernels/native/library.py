@@ -310,6 +310,7 @@ class Library:
     Attributes:
         form: the form in use.
         weights: memory for packed weights.
+        multiplies_bytes: whether weights of 4 bits in groups of 32 meet inputs of 8 bits.
 
     Raises:
         ValueError: see `opened_library`; or the processor does not have the form.
@@ -322,6 +323,7 @@ class Library:
         if not self._context:
             raise ValueError(f"the native kernels' form {form!r} does not run on this processor, or memory is short")
         self.form: str = self._calls["form"](self._context).decode()
+        self.multiplies_bytes = self.form != "portable" and dtype != torch.float32
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call `specdec_NAME`; the arrays that fields name last are written.

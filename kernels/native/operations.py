@@ -19,7 +19,7 @@ from specdec.kernels.native.library import (
     numbers,
     pointer_to,
 )
-from specdec.kernels.native.packed_matrix import PackedMatrix, blocks_in_turn
+from specdec.kernels.native.packed_matrix import PackedMatrix, Rounding, blocks_in_turn
 from specdec.kernels.types.fused import FusedLayer, LayerWeights
 from specdec.kernels.types.quantized_tensor import QuantizedTensor
 from specdec.kernels.types.ragged_rows import RaggedRows
@@ -41,7 +41,7 @@ class NativeProjection(Adaptable):
     keeps_weight = False
 
     def __init__(
-        self, library: Library, weight: Tensor, bias: Tensor | None = None, quantization: Quantization = "none"
+        self, library: Library, weight: Tensor, bias: Tensor | None = None, quantization: Rounding = "none"
     ) -> None:
         self.library, self.weight, self.bias, self.quantization = library, weight, bias, quantization
         self.size = weight.shape[0]
@@ -78,7 +78,7 @@ class PackedRows:
 
 
 def packed_matrix(
-    library: Library, weight: Tensor, bias: Tensor | None = None, quantization: Quantization = "none"
+    library: Library, weight: Tensor, bias: Tensor | None = None, quantization: Rounding = "none"
 ) -> PackedMatrix:
     """Pack a weight with its rows in order. A quantised one is packed once, and keeps this form alone."""
     if not isinstance(weight, QuantizedTensor):

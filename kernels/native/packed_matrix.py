@@ -1,15 +1,27 @@
 """Weights in the layouts that the compiled library reads; `matrix` in native.h describes them."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from specdec.kernels.native.huge_pages import HugePages
 from specdec.kernels.native.library import BLOCK, KINDS, MatrixFields
-from specdec.kernels.native.packed_quantized import Packed, blocks_at_a_time, pack_q8, pack_quantized, padded
+from specdec.kernels.native.packed_quantized import (
+    Packed,
+    blocks_at_a_time,
+    pack_quantized,
+    pack_rounded,
+    padded,
+    q4_rows,
+    q8_rows,
+)
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.quantized_tensor import QuantizedTensor
-from specdec.kernels.types.settings import Quantization
 from specdec.kernels.types.threads import in_threads
+
+# Of plain weights: those that a user may ask for, and that of draft heads' output matrices.
+Rounding = Literal["none", "q8", "q4"]
 
 
 def blocks_in_turn(columns: int) -> Tensor:
@@ -37,7 +49,7 @@ class PackedMatrix:
         bias: `[columns]` or None.
         dtype: of activations.
         memory: where it is kept.
-        quantization: "q8" to keep a plain weight in 8 bits, which rounds it; see `q8_rows`.
+        quantization: to keep a plain weight in few bits, which rounds it; see `q8_rows` and `q4_rows`.
         order: int64, the weight's row that each packed column holds, -1 for none; None for all in order.
         depth: packed inputs, of which those behind the weight's count nothing; None for as many as needed.
     """
@@ -48,7 +60,7 @@ class PackedMatrix:
         bias: Tensor | None,
         dtype: torch.dtype,
         memory: HugePages,
-        quantization: Quantization = "none",
+        quantization: Rounding = "none",
         order: Tensor | None = None,
         depth: int | None = None,
     ) -> None:
@@ -59,8 +71,8 @@ class PackedMatrix:
         order = torch.cat([order, order.new_full((-len(order) % BLOCK,), -1)])
         if isinstance(weight, QuantizedTensor):
             made = pack_quantized(weight.stored(), order, depth, memory)
-        elif quantization == "q8":
-            made = pack_q8(weight.detach(), order, depth, memory)
+        elif quantization != "none":
+            made = pack_rounded(weight.detach(), order, depth, memory, q8_rows if quantization == "q8" else q4_rows)
         else:
             exact = exact_kind(weight, dtype)
             numbers = pack(weight.detach(), order, depth, exact, memory)

@@ -13,9 +13,11 @@ from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.quantized_tensor import NESTED_INPUTS, QuantizedRows, chosen_rows
 from specdec.kernels.types.threads import in_threads, usable_threads
 
-# Inputs of a column that share a scale in q8.
+# Inputs of a column that share a scale in q8 and q4.
 GROUP = 32
-LARGEST = 127
+LARGEST, MOST_IN_4_BITS = 127, 15
+# Of float16.
+LEAST_HALF = 2.0**-24
 # The smallest normal number.
 LEAST_SCALE = 2.0**-126
 # Least and most numbers of a weight that are packed at a time: short operations take longer, and a large matrix is not
@@ -42,20 +44,25 @@ class Packed(NamedTuple):
     offsets: int
 
 
-def pack_q8(weight: Tensor, order: Tensor, depth: int, memory: HugePages) -> Packed:
-    """Pack a plain weight in 8 bits; see `q8_rows`.
+def pack_rounded(
+    weight: Tensor, order: Tensor, depth: int, memory: HugePages, quantise: Callable[[Tensor], QuantizedRows]
+) -> Packed:
+    """Pack a plain weight in few bits.
 
     Args:
         weight: `[columns, inputs]`.
         order: int64, the weight's row that each packed column holds, -1 for none; whole blocks.
         depth: packed inputs, even.
         memory: where it is kept.
+        quantise: `q8_rows` or `q4_rows`.
     """
+    if quantise is q4_rows:
+        depth = ceil_div(depth, GROUP) * GROUP
 
     def rows(chosen: Tensor) -> QuantizedRows:
         numbers = torch.zeros(len(chosen), ceil_div(depth, GROUP) * GROUP)
         numbers[:, : weight.shape[1]] = weight[chosen]
-        return q8_rows(numbers)
+        return quantise(numbers)
 
     return _pack(rows, order, depth, memory)
 
@@ -75,6 +82,21 @@ def q8_rows(numbers: Tensor) -> QuantizedRows:
     # A group with infinity or NaN has a scale that is not finite either, and so are products with it.
     groups.nan_to_num_(0.0).clamp_(-LARGEST, LARGEST)
     return QuantizedRows("int8", numbers.shape[1], numbers.to(torch.int8), GROUP, scales)
+
+
+def q4_rows(numbers: Tensor) -> QuantizedRows:
+    """Quantise weights to 4 bits, with a scale and a minimum for 32 inputs of a row, as in llama.cpp's Q4_1.
+
+    Args:
+        numbers: float32 `[rows, inputs]`, whole groups; not to be used afterwards.
+    """
+    groups = numbers.view(len(numbers), numbers.shape[1] // GROUP, GROUP)
+    minima = groups.amin(-1).half()
+    scales = groups.amax(-1).sub_(minima).div_(MOST_IN_4_BITS).half()
+    groups.sub_(minima[..., None]).div_(scales.float().clamp_min(LEAST_HALF)[..., None]).round_()
+    rounded = groups.nan_to_num_(0.0).clamp_(0, MOST_IN_4_BITS).to(torch.uint8).flatten(1)
+    words = rounded[:, ::2] | rounded[:, 1::2] << 4
+    return QuantizedRows("uint4", numbers.shape[1], words, GROUP, scales, minima, "minima")
 
 
 def pack_quantized(weight: QuantizedRows, order: Tensor, depth: int, memory: HugePages) -> Packed:

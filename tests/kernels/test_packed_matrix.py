@@ -1,4 +1,4 @@
-"""Packing in 8 bits: where each number lies, how far it is from its weight, and special weights."""
+"""Packing in 8 and 4 bits: where each number lies, how far it is from its weight, and special weights."""
 
 import gc
 import weakref
@@ -12,10 +12,10 @@ from torch import Tensor
 from specdec.draft_heads.llama.linear import Linear
 from specdec.draft_heads.llama.llama_layer import LlamaLayer
 from specdec.kernels.native.huge_pages import HugePages
-from specdec.kernels.native.library import BLOCK, NUMBER_KINDS, Library
+from specdec.kernels.native.library import BLOCK, KINDS, NUMBER_KINDS, Library
 from specdec.kernels.native.operations import NativeProjection
-from specdec.kernels.native.packed_matrix import PackedMatrix
-from specdec.kernels.native.packed_quantized import GROUP, pack_q8
+from specdec.kernels.native.packed_matrix import PackedMatrix, Rounding
+from specdec.kernels.native.packed_quantized import GROUP, pack_rounded, q4_rows, q8_rows
 from specdec.kernels.types.integers import ceil_div
 from specdec.kernels.types.settings import Quantization
 from tests.kernels.native_forms import CONFIG, FORMS, kernels_of, library, normal
@@ -46,7 +46,7 @@ def test_numbers_are_within_half_a_scale(columns: int, inputs: int, size: float,
         torch.randperm(len(order), generator=torch.Generator().manual_seed(2))
     ]
     depth = ceil_div(inputs, 2) * 2 + data.draw(st.sampled_from([0, 2, 16, 34]))
-    packed = pack_q8(weight, order, depth, HugePages()).numbers
+    packed = pack_rounded(weight, order, depth, HugePages(), q8_rows).numbers
     assert packed.shape == (len(order) // BLOCK, ceil_div(depth, GROUP) * GROUP_BYTES)
     numbers, scales = unpacked(packed)
     wanted = torch.zeros_like(numbers)
@@ -61,7 +61,7 @@ def test_numbers_are_within_half_a_scale(columns: int, inputs: int, size: float,
 
 def test_numbers_are_those_of_the_twin() -> None:
     weight = normal(3, 48, 100)
-    numbers, scales = unpacked(pack_q8(weight, torch.arange(48), 100, HugePages()).numbers)
+    numbers, scales = unpacked(pack_rounded(weight, torch.arange(48), 100, HugePages(), q8_rows).numbers)
     assert (numbers * scales)[:, :100].equal(dequantized(weight))
 
 
@@ -69,12 +69,37 @@ def test_a_group_of_zeros_is_zero_and_one_huge_number_costs_its_own_group_alone(
     weight = normal(1, 16, 96)
     weight[:, 32:64] = 0
     weight[3, 70] = 1e6
-    numbers, scales = unpacked(pack_q8(weight, torch.arange(16), 96, HugePages()).numbers)
+    numbers, scales = unpacked(pack_rounded(weight, torch.arange(16), 96, HugePages(), q8_rows).numbers)
     kept = numbers * scales
     assert (kept[:, 32:64] == 0).all()
     assert kept[3, 70] == pytest.approx(1e6, rel=1 / 127)
     assert (kept[3, 64:96].count_nonzero()) == 1
     assert (kept[3, :32] - weight[3, :32].double()).abs().max() < 0.02
+
+
+@given(st.integers(1, 40), st.integers(1, 150), st.integers(-20, 10), st.integers(0, 99))
+def test_4_bits_are_within_half_a_step(rows: int, inputs: int, size: int, seed: int) -> None:
+    """A step is a fifteenth of what a group's least and largest are apart; scale and minimum are rounded to float16."""
+    weight = normal(seed, rows, -(-inputs // GROUP) * GROUP) * 2.0**size
+    groups = weight.view(rows, -1, GROUP)
+    least, most = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
+    kept = q4_rows(weight.clone()).dequantized().view_as(groups)
+    bound = (most - least) / 30 + 2.0**-9 * (least.abs() + most.abs()) + 2.0**-20
+    assert ((kept - groups).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_product_in_4_bits_is_that_of_the_rounded_weight(form: str, dtype: torch.dtype) -> None:
+    own, weight = library(form, 1, dtype), normal(1, 50, 70).to(dtype)
+    padded = torch.nn.functional.pad(weight.float(), (0, 96 - 70))
+    rounded = q4_rows(padded).dequantized()[:, :70].double()
+    x = normal(2, 9, 70).to(dtype)
+    product = NativeProjection(own, weight, quantization="q4")(x).double()
+    largest = x.double().abs().amax(1, keepdim=True) / 250 if own.multiplies_bytes else 0
+    exact = x.double() @ rounded.T
+    assert ((product - exact).abs() <= 2.0**-7 * exact.abs() + largest * rounded.abs().sum(1) + 1e-4).all()
+    assert torch.cat([NativeProjection(own, weight, quantization="q4")(row[None]) for row in x]).double().equal(product)
 
 
 @pytest.mark.skipif("avx512_bf16" not in FORMS, reason="the processor has no products of bfloat16")
@@ -97,11 +122,12 @@ def test_products_of_special_weights(form: str, dtype: torch.dtype) -> None:
     assert not product[:, 2:4].isfinite().any()
 
 
-@pytest.mark.parametrize(("quantization", "bits"), [("none", 16), ("q8", 8.5)])
-def test_a_packed_weight_takes_its_bits(quantization: Quantization, bits: float) -> None:
+@pytest.mark.parametrize(("quantization", "bits"), [("none", 16), ("q8", 8.5), ("q4", 5)])
+def test_a_packed_weight_takes_its_bits(quantization: Rounding, bits: float) -> None:
     packed = PackedMatrix(torch.ones(64, 128, dtype=torch.bfloat16), None, torch.bfloat16, HugePages(), quantization)
     assert packed._numbers.nbytes == 64 * 128 * bits / 8
-    assert (packed.fields.kind == NUMBER_KINDS["int8"]) == (quantization == "q8")
+    kinds = {"q8": NUMBER_KINDS["int8"], "q4": NUMBER_KINDS["uint4"]}
+    assert packed.fields.kind == kinds.get(quantization, KINDS[torch.bfloat16])
 
 
 @pytest.mark.parametrize("quantization", ["none", "q8"])
