@@ -17,9 +17,11 @@ from specdec.kernels.native.operations import NativeProjection
 from specdec.kernels.native.packed_matrix import PackedMatrix, Rounding
 from specdec.kernels.native.packed_quantized import GROUP, pack_rounded, q4_rows, q8_rows
 from specdec.kernels.types.integers import ceil_div
+from specdec.kernels.types.quantized_tensor import QuantizedTensor
 from specdec.kernels.types.settings import Quantization
 from tests.kernels.native_forms import CONFIG, FORMS, kernels_of, library, normal
 from tests.quantized import dequantized
+from tests.quantized_rows import random_rows
 
 pytestmark = pytest.mark.slow
 
@@ -128,6 +130,25 @@ def test_a_packed_weight_takes_its_bits(quantization: Rounding, bits: float) -> 
     assert packed._numbers.nbytes == 64 * 128 * bits / 8
     kinds = {"q8": NUMBER_KINDS["int8"], "q4": NUMBER_KINDS["uint4"]}
     assert packed.fields.kind == kinds.get(quantization, KINDS[torch.bfloat16])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_outputs_of_draft_heads_are_in_4_bits_but_in_float32(dtype: torch.dtype) -> None:
+    """Of heads with a matrix of their own, and of those that use the target's, unless that is quantised or given up."""
+    own = library(FORMS[-1], 1, dtype)
+    kernels, matrix = kernels_of(own), normal(1, 40, 64).to(dtype)
+    target = kernels.projection(normal(2, 40, 64).to(dtype), None)
+    made, shared = kernels.draft_output(matrix, target), kernels.draft_output(None, target)
+    assert isinstance(made, NativeProjection)
+    assert isinstance(shared, NativeProjection)
+    assert (made.fields.kind == NUMBER_KINDS["uint4"]) == own.multiplies_bytes
+    assert (shared is target) != own.multiplies_bytes
+    x = normal(3, 5, 64).to(dtype)
+    assert (shared(x).float() - target(x).float()).abs().mean() < 0.1 * target(x).float().abs().mean()
+    quantised = kernels.projection(QuantizedTensor(random_rows("int8", 40, 64, 32), dtype), None)
+    assert kernels.draft_output(None, quantised) is quantised
+    target.weight = target.weight.new_empty(0)
+    assert kernels.draft_output(None, target) is target
 
 
 @pytest.mark.parametrize("quantization", ["none", "q8"])
