@@ -131,24 +131,24 @@ static void write_bytes(const matrix *m, char *row) {
             factor = 127 / top;
         }
         scales[g] = is_finite ? scale : float_of(0x7fc00000);
-        vi total = {0};
+        vu total = {0}; /* without a sign, as what infinity becomes may overflow */
         for (int64_t i = k; i < end; i += LANES) {
             const vi x = nearest_integers(load_as(row + i * size_of(numbers), numbers) * splat(factor));
             if (bytes == 1) {
                 store_in_order(high + i, x, (int)m->kind);
             } else {
-                const vi upper = (x + 128) >> 8;
+                const vi upper = (vi)((vu)x + 128) >> 8;
                 store_in_order(high + i, upper, (int)m->kind);
-                store_in_order(low + i, x - (upper << 8), (int)m->kind);
+                store_in_order(low + i, (vi)((vu)x - ((vu)upper << 8)), (int)m->kind);
             }
-            total += x;
+            total += (vu)x;
 #if defined(FORM_AMX)
             /* Exact: these have 8 significant bits at most. */
             const vu counted = (vu)_mm512_cvtepi32_ps((__m512i)x);
             _mm256_storeu_si256((__m256i *)(row + half_stride(m) + 2 * i), _mm512_cvtepi32_epi16((__m512i)(counted >> 16)));
 #endif
         }
-        totals[g] = is_finite ? sum_integers(total) : 0;
+        totals[g] = is_finite ? sum_integers((vi)total) : 0;
         /* What a minimum is multiplied with: of inputs as the numbers meet them, so that weights near zero add little. */
         if (sums_inputs)
             sums[g] = (float)totals[g] * scales[g];
@@ -309,7 +309,7 @@ INLINE void multiply_bytes(const product *p, int kind, int bytes_each, int rows,
             for (int v = 0; v < vectors; v++) {
                 vi total = sum_of_column(high[r][v]);
                 if (bytes_each == 2)
-                    total = (total << 8) + sum_of_column(low[r][v]);
+                    total = (vi)(((vu)total << 8) + (vu)sum_of_column(low[r][v]));
                 const vf all = __builtin_convertvector(total, vf);
                 sum[r][v] = add_group(&at, x + r * p->x_stride, g, all, scale[v], minimum[v], sum[r][v]);
             }
