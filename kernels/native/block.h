@@ -75,7 +75,7 @@ static int write_context(context *c, const block_head *h, const drafting *d) {
         reserve_own(c, 2 * h->layer[0]->head_dim))
         return -1;
     context_job j = {.c = c, .h = h, .d = d, .rows = rows, .slots = slots, .positions = positions};
-    pool_each(c->threads, count, ROWS_AT_ONCE, context_work, &j);
+    pool_each(c->threads, count, 1, context_work, &j);
     return 0;
 }
 

@@ -1,8 +1,8 @@
 /* A decoder layer in one call, and its parts by themselves. Activations between the parts are floats; they are rounded
    where a layer ends, where keys and values are stored, and where bfloat16 pairs are multiplied. */
 
-/* Items of a job that go to one thread together: rows that are normed, heads that are rotated, blocks of a product. */
-enum { ROWS_AT_ONCE = 4, HEADS_AT_ONCE = 8, BLOCKS_AT_ONCE = 2 };
+/* Items of a job that go to one thread together: heads that are rotated, blocks of a product. Rows are normed one by one. */
+enum { HEADS_AT_ONCE = 8, BLOCKS_AT_ONCE = 2 };
 
 /* About the rows whose states stay in a processor's cache. */
 enum { ROWS_NEAR = 256 };
@@ -349,7 +349,7 @@ static void finish_work(void *argument, int thread, int64_t begin, int64_t end) 
 static void finish_rows(context *c, const matrix *weight, int buffer, int64_t rows, int64_t count) {
     finish_job j = {.weight = weight, .rows = c->buffers[buffer].memory, .count = count};
     if (has_offsets(weight) || bytes_of_input(weight) || count < weight->depth)
-        pool_each(c->threads, rows, ROWS_AT_ONCE, finish_work, &j);
+        pool_each(c->threads, rows, 1, finish_work, &j);
 }
 
 INLINE size_t larger(size_t a, size_t b) { return a > b ? a : b; }
@@ -387,7 +387,7 @@ static int run_layer(context *c, const layer *l, const step *s, const void *x, c
     if (lacks)
         return -1;
     layer_job j = {.c = c, .l = l, .s = s, .x = x, .residual = residual, .out = out, .tiles = tiles};
-    pool_each(c->threads, rows, ROWS_AT_ONCE, states_work, &j);
+    pool_each(c->threads, rows, 1, states_work, &j);
     run_low_beside(&j, &l->qkv, offsetof(layer_adapter, qkv), INPUTS);
     share_grid(c, grid_of(&l->qkv, rows, s, BLOCKS_AT_ONCE), BLOCKS_AT_ONCE, qkv_work, &j);
     pool_each(c->threads, rows * (l->heads + 2 * l->kv_heads), HEADS_AT_ONCE, heads_work, &j);
@@ -395,7 +395,7 @@ static int run_layer(context *c, const layer *l, const step *s, const void *x, c
     finish_rows(c, &l->output, MIXED, rows, l->output.inputs);
     run_low_beside(&j, &l->output, offsetof(layer_adapter, output), MIXED);
     share_grid(c, grid_of(&l->output, rows, s, BLOCKS_AT_ONCE), BLOCKS_AT_ONCE, output_work, &j);
-    pool_each(c->threads, rows, ROWS_AT_ONCE, norms_work, &j);
+    pool_each(c->threads, rows, 1, norms_work, &j);
     run_low_beside(&j, &l->gate_up, offsetof(layer_adapter, gate_up), INPUTS);
     share_grid(c, grid_of(&l->gate_up, rows, s, CHUNK), CHUNK, gate_work, &j);
     finish_rows(c, &l->down, ACTIVATED, rows, l->down.depth);
@@ -449,7 +449,7 @@ static int do_product(context *c, const product_job *j) {
         !reserve(&c->buffers[INPUTS], j->rows * input_stride(m)) ||
         (is_adapted && reserve_low(c, j->adapted)))
         return -1;
-    pool_each(c->threads, j->rows, ROWS_AT_ONCE, inputs_work, (void *)j);
+    pool_each(c->threads, j->rows, 1, inputs_work, (void *)j);
     if (is_adapted)
         run_low(c, j->adapted, offsetof(layer_adapter, qkv), c->buffers[INPUTS].memory, input_stride(m));
     share_grid(c, grid_of(m, j->rows, j->adapted, CHUNK), CHUNK, product_work, (void *)j);
