@@ -12,6 +12,7 @@ from specdec.kernels.native.adapters import NativeAdapters
 from specdec.kernels.native.drafting import NativeBlockDrafting, NativeDrafting
 from specdec.kernels.native.library import NOT_BUILT, Library, library_file
 from specdec.kernels.native.operations import NativeLayer, NativeMoves, NativeOperations, NativeProjection
+from specdec.kernels.native.packed_matrix import Rounding
 from specdec.kernels.native.packed_quantized import GROUP
 from specdec.kernels.native.target import NativeTarget
 from specdec.kernels.native.walks import NativeWalks
@@ -64,8 +65,8 @@ class KernelSet:
         on_device: whether drafting and verification stay on the device without waiting for it, so that trees are kept
             there and graphs can be captured; otherwise the host works on lists, which is faster on a CPU.
         projection: prepares products with a weight `[out_features, in_features]` and a bias or None.
-        draft_projection: as `projection`, with the output matrices of draft heads, which it rounds: no output can show
-            that. None where products with fewer bits are not faster.
+        rounding: the same with weights that are rounded to 4 bits, for draft heads: no output can show that. None where
+            products with fewer bits are not faster.
         entry_moves: takes tensors `[layers, slots, …]`, contiguous within each layer, that stay where they are; returns
             what copies entries of all of them between slots, as `specdec.kernels.triton.kv_copy.move_kv` does.
         search: of draft trees.
@@ -92,7 +93,7 @@ class KernelSet:
     filter_logits: Callable[[Tensor, Tensor], Tensor]
     search: SearchKernels
     grouped_lora: GroupedLoRA
-    draft_projection: Callable[[Tensor, Tensor | None], Product] | None = None
+    rounding: "KernelSet | None" = None
     walks: Walks = field(default_factory=Walks)
     passes: FusedPasses | None = None
     limits: KernelLimits = field(default_factory=KernelLimits)
@@ -111,10 +112,10 @@ class KernelSet:
             target: the target's.
         """
         if matrix is not None:
-            return (self.draft_projection or self.projection)(matrix, None)
+            return (self.rounding or self).projection(matrix, None)
         # A quantised one is as short already; one that was given up has no rows.
         is_plain = len(target.weight) and not isinstance(target.weight, QuantizedTensor)
-        return self.draft_projection(target.weight, None) if self.draft_projection and is_plain else target
+        return self.rounding.projection(target.weight, None) if self.rounding and is_plain else target
 
     def check_model(self, head_dim: int, group: int) -> None:
         """Refuse what attention was not made for.
@@ -186,26 +187,30 @@ def native_kernels(library: Library, quantization: Quantization = "none") -> Ker
     noise = plain.noise
     assert noise is not None
     operations, walks = NativeOperations(library), NativeWalks(library, noise)
-    return replace(
-        plain,
-        name="native",
-        projection=partial(NativeProjection, library, quantization=quantization),
-        draft_projection=partial(NativeProjection, library, quantization="q4") if library.multiplies_bytes else None,
-        passes=FusedPasses(
-            layer=partial(NativeLayer, library, quantization=quantization),
-            target=partial(NativeTarget, library),
-            drafting=partial(NativeDrafting, library, noise),
-            block=partial(NativeBlockDrafting, library, noise),
-            adapters=partial(NativeAdapters, library),
-        ),
-        walks=Walks(at_once(walks.coupled_walk), at_once(walks.rejection_walk)),
-        limits=KernelLimits(rounded_group=GROUP if quantization == "q8" else None),
-        torch_threads=1,
-        rms_norm=operations.rms_norm,
-        tree_attention=operations.tree_attention,
-        filter_logits=operations.filter_logits,
-        entry_moves=partial(NativeMoves, library),
-    )
+
+    def weighing(rounding: Rounding) -> KernelSet:
+        """Return the set whose weights are rounded so."""
+        return replace(
+            plain,
+            name="native",
+            projection=partial(NativeProjection, library, quantization=rounding),
+            passes=FusedPasses(
+                layer=partial(NativeLayer, library, quantization=rounding),
+                target=partial(NativeTarget, library),
+                drafting=partial(NativeDrafting, library, noise),
+                block=partial(NativeBlockDrafting, library, noise),
+                adapters=partial(NativeAdapters, library),
+            ),
+            walks=Walks(at_once(walks.coupled_walk), at_once(walks.rejection_walk)),
+            limits=KernelLimits(rounded_group=GROUP if rounding == "q8" else None),
+            torch_threads=1,
+            rms_norm=operations.rms_norm,
+            tree_attention=operations.tree_attention,
+            filter_logits=operations.filter_logits,
+            entry_moves=partial(NativeMoves, library),
+        )
+
+    return replace(weighing(quantization), rounding=weighing("q4") if library.multiplies_bytes else None)
 
 
 def choose_kernels(

@@ -245,7 +245,7 @@ class EngineConfig:
     )
     quantization: Quantization = setting(
         "none",
-        "Weights of target and drafts: none, as loaded, or q8, in 8 bits by the native kernels: faster and smaller, "
+        "Weights of target and draft model: none, as loaded, or q8, in 8 bits by the native kernels: faster, smaller, "
         "but the model's outputs change.",
         panel="Model",
     )

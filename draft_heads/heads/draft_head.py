@@ -186,7 +186,8 @@ class HeadForm(CachedHead):
     module: FeatureHead
 
     def __init__(self, head: FeatureHead, kernels: KernelSet | None) -> None:
-        self.layers: list[Any] = [layer.form(kernels) for layer in head.decoder_layers]
+        rounded = kernels if kernels is None else kernels.rounding or kernels
+        self.layers: list[Any] = [layer.form(rounded) for layer in head.decoder_layers]
         super().__init__(head.llama, head.windows, [layer.mixer for layer in self.layers])
         self.module, self.config, self.taps, self.first_entry = head, head.config, head.taps, head.first_entry
         self.feature_size, self.embed_tokens = head.llama.hidden_size, head.embed_tokens

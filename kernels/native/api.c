@@ -68,7 +68,7 @@ void specdec_close(context *c) {
    them before it makes any other call. The version grows when anything else that both sides must know changes: numbers
    of an enum, a call's arguments, or what a field means. */
 const int64_t *specdec_interface(void) {
-    enum { VERSION = 4 };
+    enum { VERSION = 5 };
     static const int64_t found[] = {
         VERSION, sizeof(matrix), sizeof(layer), sizeof(lora_part), sizeof(lora), sizeof(layer_adapter), sizeof(step),
         sizeof(draft_head), sizeof(block_head), sizeof(target), sizeof(pass), sizeof(drafting), sizeof(walks), 0,

@@ -1,7 +1,8 @@
 /* A decoder layer in one call, and its parts by themselves. Activations between the parts are floats; they are rounded
    where a layer ends, where keys and values are stored, and where bfloat16 pairs are multiplied. */
 
-/* Items of a job that go to one thread together: heads that are rotated, blocks of a product. Rows are normed one by one. */
+/* Items of a job that go to one thread together: heads that are rotated, blocks of a product. Rows are normed one by
+   one. */
 enum { HEADS_AT_ONCE = 8, BLOCKS_AT_ONCE = 2 };
 
 /* About the rows whose states stay in a processor's cache. */
@@ -368,7 +369,12 @@ static void run_low_beside(const layer_job *j, const matrix *m, size_t adapter, 
         run_low(j->c, j->s, adapter, j->c->buffers[inputs].memory, input_stride(m));
 }
 
+/* Rows from which on a layer's other form takes less time: more than one tile has. */
+enum { MANY_ROWS = 17 };
+
 static int run_layer(context *c, const layer *l, const step *s, const void *x, const void *residual, void *out) {
+    if (l->for_many && s->rows >= MANY_ROWS)
+        l = l->for_many;
     const size_t rows = s->rows, width = l->output.blocks * BLOCK;
     int64_t *first = reserve(&c->buffers[TILES], (rows + 1) * sizeof(int64_t));
     if (!first)

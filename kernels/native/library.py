@@ -52,6 +52,7 @@ class LayerFields(Structure):
         ("eps", c_double),
         *_fields(c_void_p, "input_norm query_norm key_norm post_norm slopes"),
         *_fields(MatrixFields, "qkv output gate_up down"),
+        ("for_many", c_void_p),
     ]
 
 
@@ -151,7 +152,7 @@ class WalkFields(Structure):
 
 
 # As `specdec_interface` of api.c has them.
-VERSION = 4
+VERSION = 5
 STRUCTURES = (
     MatrixFields, LayerFields, LoRAPartFields, LoRAFields, AdapterFields, StepFields, HeadFields, BlockFields,
     TargetFields, PassFields, DraftingFields, WalkFields,

@@ -40,12 +40,13 @@ typedef struct {
     const float *bias; /* [blocks * 16] or NULL */
 } matrix;
 
-typedef struct {
+typedef struct layer {
     int64_t heads, kv_heads, head_dim, hidden, window; /* window: tokens that a row sees, itself included; 0 for all */
     double eps;
     const float *input_norm, *query_norm, *key_norm, *post_norm; /* all but the last may be NULL */
     const float *slopes; /* [heads] of ALiBi, or NULL */
     matrix qkv, output, gate_up, down; /* gate_up: two blocks of gate, two of up, in turn */
+    const struct layer *for_many; /* the same with weights that many rows take less time with, or NULL */
 } layer;
 
 /* Columns of an adapted product: `up` reads `low[column:]` of each row and adds to the weight's blocks from `first` on;

@@ -16,7 +16,7 @@ from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.kernel_set import KernelSet, choose_kernels
 from specdec.kernels.native.library import Library
 from specdec.kernels.native.operations import NativeOperations, NativeProjection
-from specdec.kernels.native.packed_quantized import GROUP
+from specdec.kernels.native.packed_quantized import GROUP, q4_rows
 from specdec.kernels.reference.tree_attention import tree_attention
 from specdec.kernels.types.ragged_rows import RaggedRows
 from specdec.kernels.types.settings import Quantization
@@ -278,6 +278,30 @@ def test_layers(
         pieces.append(in_chunks(states[start : start + size], start))
         start += size
     assert torch.cat(pieces).equal(actual)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_layers_of_draft_heads(form: str) -> None:
+    """In 4 bits a layer is that of the rounded weights; more rows than a tile has meet tiles unrounded."""
+    own = library(form, 1, torch.bfloat16)
+    kernels = kernels_of(own)
+    rounding = kernels.rounding
+    assert (rounding is None) == (not own.multiplies_bytes)
+    if rounding is None:
+        return
+    for count in (3, 16, 17):
+        states = normal(5, count, CONFIG.hidden_size).bfloat16()
+        actual = runner(CONFIG, rounding, torch.bfloat16, True)(states, 0).double()
+        if form == "amx" and count > 16:
+            assert actual.equal(runner(CONFIG, kernels, torch.bfloat16, True)(states, 0).double())
+            continue
+        exact = runner(CONFIG, TORCH, torch.float64, True, in_4_bits)(states.double(), 0)
+        assert (actual - exact).abs().max() <= 4e-2 * exact.abs().max()
+
+
+def in_4_bits(weight: Tensor) -> Tensor:
+    padded = torch.nn.functional.pad(weight.float(), (0, -weight.shape[1] % GROUP))
+    return q4_rows(padded).dequantized()[:, : weight.shape[1]]
 
 
 @given(libraries, configs, st.integers(300, 900), quantizations, st.data())

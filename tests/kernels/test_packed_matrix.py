@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.llama.linear import Linear
 from specdec.draft_heads.llama.llama_layer import LlamaLayer
 from specdec.kernels.native.huge_pages import HugePages
 from specdec.kernels.native.library import BLOCK, KINDS, NUMBER_KINDS, Library
-from specdec.kernels.native.operations import NativeProjection
+from specdec.kernels.native.operations import NativeLayer, NativeProjection
 from specdec.kernels.native.packed_matrix import PackedMatrix, Rounding
 from specdec.kernels.native.packed_quantized import GROUP, pack_rounded, q4_rows, q8_rows
 from specdec.kernels.types.integers import ceil_div
@@ -149,6 +150,20 @@ def test_outputs_of_draft_heads_are_in_4_bits_but_in_float32(dtype: torch.dtype)
     assert kernels.draft_output(None, quantised) is quantised
     target.weight = target.weight.new_empty(0)
     assert kernels.draft_output(None, target) is target
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_layers_of_draft_heads_are_in_4_bits_but_in_float32(dtype: torch.dtype) -> None:
+    """What the head reads of the target is multiplied as it is, once a token."""
+    own = library(FORMS[-1], 1, dtype)
+    head = Eagle3Head(Eagle3Config(CONFIG, (0, 1, 2), CONFIG.hidden_size, 60)).to(dtype).requires_grad_(False)
+    form = head.form(kernels_of(own))
+    (mixer,) = form.mixers
+    assert isinstance(mixer.fused, NativeLayer)
+    fields = mixer.fused.fields
+    kinds = {weight.kind for weight in (fields.qkv, fields.output, fields.gate_up, fields.down)}
+    assert kinds == {NUMBER_KINDS["uint4"] if own.multiplies_bytes else KINDS[dtype]}
+    assert form.fc.fields.kind == KINDS[dtype]
 
 
 @pytest.mark.parametrize("quantization", ["none", "q8"])
