@@ -89,3 +89,4 @@ def test_the_last_line_says_why_drafts_are_off() -> None:
     assert summary(answered(6, off)) == line
     assert summary(answered(3, on)) == line
     assert summary(answered(3, None)) == line
+    assert summary(answered(3, DraftOutlook(False, 1.02, 1.01))) == line
