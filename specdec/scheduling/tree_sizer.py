@@ -178,11 +178,12 @@ class TreeSizer:
         if self._waits(sampled, mixed=mixed):
             return TreeSize(0, 0)
         _, nodes, depths, _, shares, _ = zip(*rows, strict=True)
-        bounds, shared = sorted(nodes), [round(share, 1) for share in shares if share < 1]
+        bounds, covered = sorted(nodes), drafting - sum(shares)
         load: tuple[object, ...] = sampled, known, max(depths), bounds
-        # Chains are others in each step; where trees are far from being worth it, they change nothing.
+        # Chains are others in each step, and those of one row among many change little; where trees are far from being
+        # worth it, they change nothing.
         if self._best.gain >= LOW_GAIN:
-            load += chains.nodes, round(chains.tokens, 1), shared
+            load += round(chains.nodes / sampled), round(chains.tokens / sampled, 1), round(covered / sampled, 1)
         plain = self.cost.step(sampled, known, 0, 0)
         if load != self._load or self._steps >= self._next_fit:
             self._load, self._best = load, self._fitter.fit(sampled, known, rows, chains)
