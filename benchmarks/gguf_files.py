@@ -3,8 +3,8 @@
     python -m benchmarks.gguf_files FOLDER --llama-cpp SOURCE
 
 SOURCE is llama.cpp's source folder, whose converter writes the files (it needs `sentencepiece`); the source package of
-llama-cpp-python holds it under vendor/llama.cpp. Written: FOLDER/wide, FOLDER/smollm2, FOLDER/smollm2-q4_1.gguf and,
-in bfloat16 and float16, FOLDER/gguf/NAME-TYPE.gguf and FOLDER/gguf/NAME-eagle3-TYPE.gguf. Files that are there are
+llama-cpp-python holds it under vendor/llama.cpp. Written: FOLDER/wide, FOLDER/smollm2, FOLDER/smollm2-{q4_1,q8_0}.gguf
+and, in bfloat16 and float16, FOLDER/gguf/NAME-TYPE.gguf and FOLDER/gguf/NAME-eagle3-TYPE.gguf. Files that are there are
 kept.
 
 llama.cpp forbids end tokens where it is told to ignore them, which changes the text. In the files of the demo and of
@@ -82,6 +82,7 @@ def main() -> None:
         widen(folder / "wide", Sizes())
     smollm2(folder / "smollm2")
     smollm2_gguf(folder / "smollm2-q4_1.gguf")
+    convert(source, folder / "smollm2", folder / "smollm2-q8_0.gguf", "q8_0")
     for dtype in TYPES:
         convert(source, folder / "smollm2", files / f"smollm2-{dtype}.gguf", dtype)
     for name, parent in (("wide", folder / "wide"), ("demo", DEMO)):

@@ -9,14 +9,24 @@ from docs.generator.results import read, script_source
 PEERS = {
     "smollm2": "SmolLM2-135M-Instruct, one request",
     "smollm2_batch8": "the same, 8 requests",
-    "smollm2_q4_1": "the same as shipped, in Q4_1, one request",
+    "smollm2_q8_0": "SmolLM2 in 8 bits, one request",
+    "smollm2_q8_0_batch8": "the same, 8 requests",
+    "smollm2_q4_1": "SmolLM2 in 4 bits, one request",
+    "smollm2_q4_1_batch8": "the same, 8 requests",
     "wide": "widened demo target (256M), one request",
     "wide_batch8": "the same, 8 requests",
     "demo": "demo target (8.4M), one request",
     "demo_batch8": "the same, 8 requests",
 }
 # Those that the README shows.
-LEADING = ("smollm2", "smollm2_batch8", "smollm2_q4_1", "wide", "wide_batch8")
+LEADING = ("smollm2", "smollm2_batch8", "smollm2_q8_0", "smollm2_q4_1", "wide", "wide_batch8")
+# Those of prompts of 512 tokens, and what each measures.
+FIRST = {
+    "smollm2": "SmolLM2-135M-Instruct",
+    "smollm2_q8_0": "the same in 8 bits",
+    "smollm2_q4_1": "the same in 4 bits",
+    "wide": "widened demo target (256M)",
+}
 OURS, THEIRS = ("specdec", "specdec with drafts"), ("llama.cpp", "OpenVINO", "transformers")
 
 
@@ -88,13 +98,16 @@ def mode_name(mode: str) -> str:
 
 def _first_token() -> str:
     """Return the time to the first token of prompts of 512 tokens."""
-    document = read("peers_wide_first")
-    own = document["modes"][0]["first_ms"]["median"]
-    rows = [
-        [mode_name(mode["mode"]), f"{mode['first_ms']['median']:.0f}", f"{mode['first_ms']['median'] / own:.2f}"]
-        for mode in document["modes"]
-    ]
-    return f"{table(['mode', 'first token, ms', 'over specdec'], rows)}\n\n{_source(['peers_wide_first'])}"
+    rows = []
+    for name, title in FIRST.items():
+        modes = read(f"peers_{name}_first")["modes"]
+        own = modes[0]["first_ms"]["median"]
+        for mode in modes:
+            took = mode["first_ms"]["median"]
+            rows.append([title, mode_name(mode["mode"]), f"{took:.0f}", f"{took / own:.2f}"])
+            title = ""
+    header = ["checkpoint", "mode", "first token, ms", "over specdec"]
+    return f"{table(header, rows)}\n\n{_source([f'peers_{name}_first' for name in FIRST])}"
 
 
 PARTS: dict[str, Callable[[], str]] = {
