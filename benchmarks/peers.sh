@@ -7,9 +7,8 @@
 # NAME: of results, to measure these alone.
 # SPEC_BENCH is Spec-Bench's file. `python -m benchmarks.gguf_files FOLDER` writes the checkpoints, and the same weights
 # as GGUF; optimum-intel exports FOLDER/{smollm2,smollm2-int8,smollm2-int4,wide,wide-eagle3}-ir as docs/benchmarks.md
-# says. xllamacpp and
-# openvino-genai must be installed, and llama-server, built on this machine, on the PATH. Results go to
-# benchmarks/results/peers_*.json.
+# says. xllamacpp and openvino-genai must be installed, and llama-server, built on this machine, on the PATH. Results go
+# to benchmarks/results/peers_*.json.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 usage="usage: benchmarks/peers.sh FOLDER SPEC_BENCH"

@@ -10,7 +10,7 @@ from specdec.cli.screen import BOLD, DIM, Screen
 from specdec.cli.timed_batch import TimedAnswer, TimedBatch
 from specdec.core.outputs import RequestOutput
 
-# Of what is told of a cycle. One that costs less has hardly a tree: chains of n-grams have its nodes.
+# Least cost of a cycle that the line mentions. One that costs less has hardly a tree: n-grams have its nodes.
 LEAST_CYCLE_COST = 1.05
 
 
@@ -121,12 +121,10 @@ def _explained(batch: TimedBatch) -> str:
         f"{accepted} of them drafted, and {first} from {'the prompt pass' if first == 1 else 'prompt passes'}"
     )
     outlook, num_trees = batch.outlook, sum(len(answer.output.tree_steps) for answer in batch.answers)
-    if outlook is None or outlook.pays or outlook.cycle_cost < LEAST_CYCLE_COST:
+    if outlook is None or outlook.pays or outlook.cycle_cost < LEAST_CYCLE_COST or num_trees >= stats.steps:
         return text
-    if num_trees < stats.steps:
-        cycle = f"a cycle costs {outlook.cycle_cost:.1f} plain steps, tau is {outlook.tau:.1f}"
-        text += f"; drafts did not pay at the end: {cycle}"
-    return text
+    cycle = f"a cycle costs {outlook.cycle_cost:.1f} plain steps, tau is {outlook.tau:.1f}"
+    return f"{text}; drafts did not pay at the end: {cycle}"
 
 
 def _counted(number: int, what: str) -> str:
