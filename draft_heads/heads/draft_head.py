@@ -189,7 +189,7 @@ class HeadForm(CachedHead):
         # Layers that ranks share are not rounded: they would read prompts in 4 bits too, which takes longer with tiles.
         rounding = None if kernels is None else kernels.rounding
         self.layers: list[Any] = [
-            layer.form(kernels if layer.reduce else rounding or kernels) for layer in head.decoder_layers
+            layer.form(kernels if layer.is_split else rounding or kernels) for layer in head.decoder_layers
         ]
         super().__init__(head.llama, head.windows, [layer.mixer for layer in self.layers])
         self.module, self.config, self.taps, self.first_entry = head, head.config, head.taps, head.first_entry

@@ -102,6 +102,11 @@ class DecoderLayer(nn.Module, ABC):
         """The linear layers of attention that adapters may change, by their names in `LayerAdapter`."""
         return {"qkv": self.qkv_proj, "output": self.o_proj}
 
+    @property
+    def is_split(self) -> bool:
+        """Whether each rank has a part of the attention or of the MLP."""
+        return self.reduce is not None or self.mlp.reduce is not None
+
     def mixer(self, kernels: KernelSet | None, input_norm: RMSNorm | None = None) -> "Mixer":
         """Return attention and MLP in one call where the kernel set can, and part by part elsewhere.
 

@@ -166,6 +166,14 @@ def test_layers_of_draft_heads_are_in_4_bits_but_in_float32(dtype: torch.dtype) 
     assert form.fc.fields.kind == KINDS[dtype]
 
 
+def test_layers_that_ranks_share_are_not_rounded() -> None:
+    head = Eagle3Head(Eagle3Config(CONFIG, (0, 1, 2), CONFIG.hidden_size, 60)).bfloat16().requires_grad_(False)
+    (layer,) = head.decoder_layers
+    layer.mlp.reduce = torch.Tensor.clone
+    (mixer,) = head.form(kernels_of(library(FORMS[-1], 1, torch.bfloat16))).mixers
+    assert mixer.products["qkv"].fields.kind == KINDS[torch.bfloat16]
+
+
 @pytest.mark.parametrize("quantization", ["none", "q8"])
 def test_prepared_layers_do_not_keep_their_weights(quantization: Quantization) -> None:
     layer = LlamaLayer(CONFIG).requires_grad_(False)
