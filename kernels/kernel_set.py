@@ -188,8 +188,8 @@ def native_kernels(library: Library, quantization: Quantization = "none") -> Ker
     assert noise is not None
     operations, walks = NativeOperations(library), NativeWalks(library, noise)
 
-    def weighing(rounding: Rounding) -> KernelSet:
-        """Return the set whose weights are rounded so."""
+    def with_weights(rounding: Rounding) -> KernelSet:
+        """Return the set that keeps weights so."""
         return replace(
             plain,
             name="native",
@@ -210,7 +210,7 @@ def native_kernels(library: Library, quantization: Quantization = "none") -> Ker
             entry_moves=partial(NativeMoves, library),
         )
 
-    return replace(weighing(quantization), rounding=weighing("q4") if library.multiplies_bytes else None)
+    return replace(with_weights(quantization), rounding=with_weights("q4") if library.multiplies_bytes else None)
 
 
 def choose_kernels(
