@@ -64,7 +64,8 @@ class DraftBudget:
             self._chosen_for.clear()
             return TreeSize(0, 0)
         if sizer is None:
-            return TreeSize(self.shape.nodes, sum(request.may_draft for request in decoding))
+            most = [self._most_nodes(request) for request in decoding if request.may_draft]
+            return TreeSize(max(most, default=0), len(most))
         # Without Python's loop: it runs over the rows of each step.
         if sum(map(self._chosen_for.__contains__, decoding)) < (1 - MOST_NEW) * len(decoding):
             self._chosen_for.clear()

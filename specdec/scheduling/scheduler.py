@@ -208,7 +208,10 @@ class Scheduler:
             plan.followed = self._followed = followed
 
     def _prompt_tokens(self, requests: Sequence[Request], size: TreeSize) -> int:
-        """Return how many prompt tokens fit beside requests that compute one known token each, with trees of a size."""
+        """Return how many prompt tokens fit beside requests that compute one known token each, with trees of a size.
+
+        None now and then, so that the cost of the other rows is measured, unless a prompt has the first rank.
+        """
         if self.step_cost is None:
             return sys.maxsize
         # Nodes of choices count as a prompt's tokens.
@@ -216,10 +219,13 @@ class Scheduler:
         prompts = len(self.running) - decoding + len(self.waiting)
         if not prompts or not decoding:
             return sys.maxsize
+        first = self.running[0]
+        is_first = first.num_uncached_tokens == 1 and not (self.waiting and self.waiting[0].rank < first.rank)
+        stretch, cost = self.config.prefill_stretch, self.step_cost
+        if stretch and is_first and cost.is_due(decoding, decoding + size.trees * size.nodes):
+            return 0
         levels = min(size.nodes, self.draft_budget.shape.depth)
-        return self.step_cost.prompt_tokens(
-            self.config.prefill_stretch, prompts, decoding, size.nodes, size.trees, levels
-        )
+        return cost.prompt_tokens(stretch, prompts, decoding, size.nodes, size.trees, levels)
 
     def blocks_with_drafts(self, request: Request) -> int:
         """Return how many blocks the request would have with the largest tree."""

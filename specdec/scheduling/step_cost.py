@@ -63,6 +63,11 @@ WARM_SECONDS, LONG_SECONDS = 0.004, 0.008
 # In a run of more than LONG_RUN plain steps, or steps with trees, one step in MEASURED_EVERY corrects the costs: a
 # correction takes 2 to 10 % of a small model's step. Not one in two or four: patterns of that length would be missed.
 LONG_RUN, MEASURED_EVERY = 16, 5
+# A measurement is old after this many seconds and as many steps of the present length: contexts have grown since.
+OLD_SECONDS, OLD_STEPS = 0.25, 32
+# Steps with prompts after which one computes none, so that its cost is measured: what prompts add cannot be told from a
+# change of the decoding rows. The first number is for a size that no step has measured.
+ALONE_AFTER, ALONE_EVERY = 8, 64
 # Lower bound of a ratio: noise in the part it is separated from can make a part seem to take no time.
 LEAST = 0.01
 # Upper bound of a share: measurements are noisy, so it may exceed the whole.
@@ -142,8 +147,9 @@ class Ratios:
 
     def __init__(self) -> None:
         self._by_size: dict[int, Ratio] = {}
-        # Seconds of the measured steps of each size that has been met.
+        # Seconds of the measured steps of each size that has been met, and the time of the last one.
         self._measured: dict[int, float] = {}
+        self._measured_at: dict[int, float] = {}
 
     def at(self, rows: int) -> float:
         """Return the ratio for this number of rows."""
@@ -155,13 +161,19 @@ class Ratios:
         """Return whether enough steps of this size were measured to tell how long they take."""
         return self._measured.get(rows.bit_length(), 0.0) >= KNOWN_SECONDS
 
+    def is_measured(self, rows: int, since: float) -> bool:
+        """Return whether a step of this size was measured after a time."""
+        return self._measured_at.get(rows.bit_length(), -math.inf) > since
+
     def correct(self, rows: int, seconds: float, predicted: float, clock: float) -> None:
+        """Count a step without prompts."""
         size = rows.bit_length()
         # The first step of a size takes longer.
         if size not in self._measured:
             self._measured[size] = 0.0
             return
         self._measured[size] += seconds
+        self._measured_at[size] = clock
         self._at_size(rows).correct(seconds, predicted, clock)
         for size, ratio in self._by_size.items():
             if ratio.count < SETTLED:
@@ -258,6 +270,8 @@ class StepCost:
     _clock: float = 0.0
     _last_trees: float = -math.inf
     _tree_run: int = 0
+    # Steps with prompts since the last one whose decoding rows were measured.
+    _beside_prompts: int = 0
 
     def step(self, rows: int, tokens: float, trees: int, levels: int) -> float:
         """Predict the seconds of a step; `MeasuredStep` describes its sizes, tokens may be a mean."""
@@ -293,6 +307,16 @@ class StepCost:
         more = self.passes.inverse(self.passes(own) + seconds) - own
         return max(LEAST_PROMPT_TOKENS, int(min(more, sys.maxsize)))
 
+    def is_due(self, rows: int, tokens: int) -> bool:
+        """Return whether a step should compute no prompts, so that its decoding rows are measured.
+
+        Args:
+            rows: rows of one known token.
+            tokens: their known tokens and draft nodes.
+        """
+        is_known = (self.checking if tokens > rows else self.plain).knows(rows)
+        return self._beside_prompts >= (ALONE_EVERY if is_known else ALONE_AFTER)
+
     def draft(self, trees: int, levels: int) -> float:
         """Predict the seconds of drafting trees of at most this many levels."""
         if trees == 0 or levels == 0:
@@ -314,7 +338,9 @@ class StepCost:
         if trees:
             self._last_trees = self._clock
         self._tree_run = self._tree_run + 1 if rows < tokens else 0
-        if is_passed_over(self._tree_run):
+        if prompts and tokens:
+            self._beside_prompts += 1
+        if is_passed_over(self._tree_run) and (prompts or not self.is_due(rows, tokens)):
             return
         alone = self.passes(tokens) + self.rows(rows)
         if prompts:
@@ -323,8 +349,11 @@ class StepCost:
             self.prefill.correct(max(0.0, more), predicted, self._clock)
         elif rows < tokens or is_warm:
             other, before = self.plain if ratio is self.checking else self.checking, ratio.at(rows)
+            since = self._clock - max(OLD_SECONDS, OLD_STEPS * seconds)
+            was_measured, self._beside_prompts = ratio.is_measured(rows, since), 0
             ratio.correct(rows, seconds, alone, self._clock)
-            if not other.knows(rows):
+            is_old = ratio is self.plain and was_measured and not other.is_measured(rows, since)
+            if is_old or not other.knows(rows):
                 # Longer contexts and other programs slow down both.
                 other.follow(rows, ratio.at(rows) / before)
         if trees:

@@ -127,6 +127,21 @@ def test_a_request_bounds_its_own_trees_or_has_none() -> None:
     assert scheduler.stats().drafts_asked == scheduler.stats().drafts_granted == 14
 
 
+def test_prompts_are_stretched_by_the_trees_that_requests_ask_for() -> None:
+    """Trees that are larger than any may be would make the step longer than the prompt may."""
+    settings = {"prefill_stretch": 2.0, "max_num_batched_tokens": 64, "adaptive_drafts": False}
+
+    def known(speculation: Speculation) -> int:
+        scheduler = make(shape=TREE, step_cost=costs(0.05), **settings)
+        ask(scheduler, "a", 4, params=SamplingParams(speculation=speculation))
+        step(scheduler)
+        ask(scheduler, "b", 50)
+        return dict(step(scheduler))["b"]
+
+    assert known(Speculation()) > known(Speculation(max_nodes=1)) > 0
+    assert known(Speculation(max_nodes=6)) == known(Speculation())
+
+
 def test_a_row_without_drafts_leaves_its_tokens_to_others() -> None:
     def granted(*asked: Speculation) -> list[int]:
         scheduler = make(shape=TREE, max_num_batched_tokens=9)

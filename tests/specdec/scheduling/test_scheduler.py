@@ -15,6 +15,7 @@ from specdec.core.sampling_params import SamplingParams
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.request_queues import PRIORITY_STEPS, TURN_STEPS
+from specdec.scheduling.step_cost import MeasuredStep
 from specdec.scheduling.step_planner import MOST_OVERTAKEN
 from tests.specdec.fake_memory import make_request
 from tests.specdec.scheduling.scheduled_steps import ask, costs, finish, make, names, run, step
@@ -284,6 +285,24 @@ def test_prompts_beside_outputs_get_what_the_stretch_allows() -> None:
     ask(scheduler, "c", 8)
     assert step(scheduler) == [("a", 1), ("b", 29), ("c", 5)]
     assert step(scheduler) == [("a", 1), ("b", 1), ("c", 3)]
+
+
+def test_under_a_load_of_prompts_some_steps_compute_none() -> None:
+    """They measure what decoding rows take. A prompt of the first rank goes on in each step."""
+    settings = {"scheduling_policy": "priority", "prefill_stretch": 2.0}
+    for priority, expected in ((1, 2), (-1, 0)):
+        cost = costs(0.125)
+        scheduler = make(900, max_num_batched_tokens=64, step_cost=cost, **settings)
+        ask(scheduler, "d", 2, most=300)
+        step(scheduler)
+        ask(scheduler, "b", 3000, priority=priority)
+        alone = 0
+        for _ in range(150):
+            rows = step(scheduler)
+            alone += rows == [("d", 1)]
+            prompts = sum(known for name, known in rows if name == "b")
+            scheduler.learn(MeasuredStep(1, 1, prompts, 1.0 + 0.125 * prompts, 0, 0, 0, 0.0), [])
+        assert alone == expected
 
 
 def test_a_prompt_whose_turn_does_not_come_preempts_nobody() -> None:

@@ -165,6 +165,61 @@ def test_steps_with_trees_are_taken_to_last_as_much_longer_as_plain_ones_until_t
     assert (cost.plain.at(8), cost.checking.at(8)) == pytest.approx((5.0, 4.0))
 
 
+def test_trees_that_were_not_measured_for_long_follow_plain_steps() -> None:
+    """Under load, trees are measured seldom, and contexts grow meanwhile."""
+    cost = make()
+
+    def measure(nodes: int, factor: float, steps: int) -> None:
+        for _ in range(steps):
+            tokens = 8 * (1 + nodes)
+            own = cost.passes(tokens) + cost.rows(8)
+            cost.correct(MeasuredStep(8, tokens, 0, factor * own, 0, 0, 0, 0.0))
+
+    measure(0, 2.0, 9)
+    measure(1, 3.0, 9)
+    measure(0, 2.0, 100)
+    assert (cost.plain.at(8), cost.checking.at(8)) == pytest.approx((2.0, 3.0))
+    measure(0, 4.0, 9)
+    assert (cost.plain.at(8), cost.checking.at(8)) == pytest.approx((4.0, 6.0))
+    # Plain steps do not follow: they are tried often enough, and how steps with trees differ says nothing of them.
+    measure(1, 3.0, 200)
+    assert (cost.plain.at(8), cost.checking.at(8)) == pytest.approx((4.0, 3.0))
+    # After that long, what a plain step has become is no sign of what happened to trees since.
+    measure(0, 5.0, 9)
+    assert (cost.plain.at(8), cost.checking.at(8)) == pytest.approx((5.0, 3.0))
+
+
+@pytest.mark.parametrize("nodes", [0, 2])
+def test_what_decoding_rows_take_is_measured_under_a_load_of_prompts(nodes: int) -> None:
+    """Their contexts have doubled their cost. Taken for the prompts', that would leave each step the least tokens."""
+    cost = StepCost(Curve([(1, 0.01), (101, 0.02), (1001, 0.11)]))
+    trees, own = (8, 24) if nodes else (0, 8)
+    allowed = []
+    for _ in range(300):
+        tokens = 0 if cost.is_due(8, own) else cost.prompt_tokens(1.75, 1, 8, nodes, trees, 0)
+        allowed.append(tokens)
+        more = cost.passes(own + tokens) - cost.passes(own)
+        cost.correct(MeasuredStep(8, own, tokens, 2 * cost.passes(own) + more, trees, 0, trees, 0.0))
+    expected = cost.passes.inverse(cost.passes(own) + 0.75 * 2 * cost.passes(own)) - own
+    assert allowed[-100:-1].count(0) in (1, 2)
+    assert all(tokens in (0, pytest.approx(expected, abs=1)) for tokens in allowed[-100:])
+    assert cost.prefill.value == pytest.approx(1.0)
+    assert (cost.checking if nodes else cost.plain).at(8) == pytest.approx(2.0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), *[st.booleans()] * 3, st.floats(1e-5, 0.1)), min_size=40, max_size=200))
+def test_prompts_do_not_wait_long_for_a_measurement(steps: list[tuple[int, bool, bool, bool, float]]) -> None:
+    """Steps may have other trees than were planned; plain ones that follow trees closely tell nothing."""
+    cost, waited = StepCost(Curve([(1, 0.001), (101, 0.002)])), 0.0
+    for rows, plans_trees, has_trees, has_prompts, seconds in steps:
+        is_due = cost.is_due(rows, 2 * rows if plans_trees else rows)
+        waited = waited + seconds if is_due else 0.0
+        assert waited <= WARM_SECONDS + seconds + 0.1
+        prompts = 20 if has_prompts and not is_due else 0
+        tokens, trees = (2 * rows, rows) if has_trees else (rows, 0)
+        cost.correct(MeasuredStep(rows, tokens, prompts, seconds, trees, 1, trees, 0.0))
+
+
 @pytest.mark.parametrize("rows", [1, 8])
 def test_the_first_plain_steps_after_trees_tell_nothing(rows: int) -> None:
     """The weights of a plain step are not in the caches yet, whatever else the step computes."""
