@@ -129,6 +129,7 @@ class StepBudget:
         next_running: index of the next running request.
         next_waiting: index of the next waiting request; those before it were skipped.
         admitting: whether waiting requests are still considered.
+        choosing: planned rows whose requests score choices in this step.
         partial_prefills: planned prompts that need further steps.
         seats_kept, blocks_kept: seats and blocks that skipped requests will need.
         preempted: requests that lost their blocks in this step; none of them is admitted again in it.
@@ -142,6 +143,7 @@ class StepBudget:
     next_running: int = 0
     next_waiting: int = 0
     admitting: bool = True
+    choosing: list[PlannedRow] = field(default_factory=list)
     partial_prefills: int = 0
     seats_kept: int = 0
     blocks_kept: int = 0
@@ -152,10 +154,13 @@ class StepBudget:
         self.tokens -= known
         if uncached > 1:
             self.prompt_tokens -= known
-        self.partial_prefills += known < uncached
-        self.rows.append(PlannedRow(request, known, known == uncached and request.choices is None))
-        if known == uncached:
+        row = PlannedRow(request, known, known == uncached and request.choices is None)
+        self.rows.append(row)
+        if known < uncached:
+            self.partial_prefills += 1
+        elif request.choices is not None:
             self.tokens -= request.least_nodes
+            self.choosing.append(row)
 
     def skip(self, lacking: int) -> None:
         """Let requests behind the next waiting one go first, but not into its seat or the blocks that it lacks."""

@@ -72,10 +72,9 @@ class StepPlanner:
             step: with all rows of known tokens planned.
             most: limit of a tree's nodes.
         """
-        for row in step.rows:
+        for row in step.choosing:
             request, end = row.request, row.request.num_cached + row.num_known
-            if request.choices is None or end < len(request.token_ids):
-                continue
+            assert request.choices is not None
             least = request.least_nodes
             more = max(0, min(step.tokens, step.prompt_tokens))
             tree = request.choices.tree(min(most, least + more))
