@@ -161,6 +161,11 @@ class Ratios:
         """Return whether enough steps of this size were measured to tell how long they take."""
         return self._measured.get(rows.bit_length(), 0.0) >= KNOWN_SECONDS
 
+    def is_doubtful(self, rows: int) -> bool:
+        """Return whether this number of rows was measured so seldom that a single disturbed step decides."""
+        own = self._by_size.get(rows.bit_length())
+        return own is not None and 0 < own.count < SETTLED
+
     def is_measured(self, rows: int, since: float) -> bool:
         """Return whether a step of this size was measured after a time."""
         return self._measured_at.get(rows.bit_length(), -math.inf) > since

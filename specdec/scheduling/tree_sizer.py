@@ -15,9 +15,9 @@ TRIALS = 0.01
 # Most plain steps of a trial, and seconds after which it ends: a small model's first plain steps are not measured. One
 # step is enough if it is predicted to take ONE_PLAIN_SECONDS, which leaves a margin over LONG_SECONDS.
 PLAIN, PLAIN_SECONDS, ONE_PLAIN_SECONDS = 10, 3 * WARM_SECONDS, 1.25 * LONG_SECONDS
-# Least number of steps with trees between two trials; it begins lower and doubles, as costs measured at start can be
+# Least number of steps with trees between two trials; it begins lower and doubles, as costs measured at first can be
 # wrong.
-PLAIN_EVERY, PLAIN_FIRST = 128, 16
+PLAIN_EVERY, PLAIN_FIRST = 128, 64
 # Steps with a lone tree of a trial, for several rows and for a single one, whose first is not representative; and least
 # number of plain steps between two.
 LONE, LONE_OF_ONE, LONE_EVERY = 2, 4, 16
@@ -42,6 +42,9 @@ LARGEST_EVERY = 128
 # small model, computing it takes a tenth of a step. It is computed sooner at first, after 1 step, 2, 4 and so on, while
 # a few trees tell much.
 FIT_SECONDS, FIT_STEPS = 0.032, 64
+# Limit of the steps with trees that seem not to pay while too few of them were measured: one disturbed step would end
+# trees, and the next trial comes late.
+MOST_DOUBTED = 16
 # Factor by which steps with trees must be predicted faster before they begin. What is chosen for being the best of
 # several predictions is worth less than predicted, and changes take time.
 MARGIN = 1.03
@@ -88,6 +91,8 @@ class TreeSizer:
         self.begin_with(prior, num_first)
         # Steps in a row without trees for want of measurements.
         self._waited = 0
+        # Steps with trees that do not seem to pay, by too few measurements.
+        self._doubted = 0
         # Number of the step in which the size is computed anew, and of that up to which the same rows decode plainly.
         self._next_fit, self._plain_until = 0, 0
         # Calls of `size`, and that from which on chains are tried.
@@ -192,7 +197,11 @@ class TreeSizer:
             self._fit_steps = min(2 * self._fit_steps, most)
         best = self._best
         self._steps += 1
-        if self._drafts != (best.gain > (1 if self._drafts else MARGIN)):
+        pays = best.gain > (1 if self._drafts else MARGIN)
+        if self._drafts and not pays and self._doubted < MOST_DOUBTED and self.cost.checking.is_doubtful(sampled):
+            self._doubted, pays = self._doubted + 1, True
+        if self._drafts != pays:
+            self._doubted = 0
             self._drafts, self._most_trees, self._spacing = not self._drafts, PLAIN_FIRST, 1
             self._plan_trial(sampled, known, plain, rows)
         if self._steps >= self._trial + self._trial_steps:

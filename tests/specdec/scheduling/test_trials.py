@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from specdec.scheduling.rank_values import TreeOutcome
-from specdec.scheduling.step_cost import Curve, MeasuredStep, StepCost
+from specdec.scheduling.step_cost import Curve, MeasuredStep, Ratios, StepCost
 from specdec.scheduling.tree_sizer import (
     CHAINS_EVERY,
     LARGEST_EVERY,
@@ -46,6 +46,33 @@ def test_a_run_of_plain_steps_goes_on_without_a_choice_and_with_the_same_outcome
             sizer.learn([TreeOutcome(size.nodes, size.nodes, ranks, row.history) for row in mine[: size.trees]])
     assert not unasked.goes_on_plainly(rows + 1)
     assert skipped > 400 or max(true) > 0.1
+
+
+def test_one_disturbed_step_does_not_end_trees() -> None:
+    """The first step that is measured takes nine times as long as it should; the next ones tell."""
+    sizer, records = make(token=0.001, level=0.01), usual(4)
+    cost, sizes = sizer.cost, list[TreeSize]()
+    cost.checking = Ratios()
+    for _ in range(40):
+        size = sizer.size(4, 4, records)
+        tokens, levels = 4 + size.trees * size.nodes, min(size.nodes, SHAPE.depth)
+        # That of the first step counts for nothing.
+        factor = 9.0 if sum(each.nodes > 0 for each in sizes) == 1 else 1.0
+        seconds = factor * (cost.passes(tokens) + cost.rows(4))
+        draft = sizer.cost.draft(size.trees, levels)
+        cost.correct(MeasuredStep(4, tokens, 0, seconds, size.trees, levels, size.trees, draft))
+        sizes.append(size)
+    assert sum(size.nodes > 0 for size in sizes) >= 38
+    # What always takes so long is given up soon.
+    slow, records = make(token=0.001, level=0.01), usual(4)
+    slow.cost.checking, sizes = Ratios(), []
+    for _ in range(40):
+        size = slow.size(4, 4, records)
+        tokens = 4 + size.trees * size.nodes
+        seconds = (9.0 if size.nodes else 1.0) * (slow.cost.passes(tokens) + slow.cost.rows(4))
+        slow.cost.correct(MeasuredStep(4, tokens, 0, seconds, size.trees, 1, size.trees, 0.01))
+        sizes.append(size)
+    assert all(size.nodes == 0 for size in sizes[10:26])
 
 
 @pytest.mark.long
