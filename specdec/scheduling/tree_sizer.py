@@ -11,7 +11,7 @@ from specdec.scheduling.step_cost import LONG_SECONDS, WARM_SECONDS, StepCost
 from specdec.scheduling.tree_fit import LEAST_SECONDS, ChainFit, TreeFit, TreeFitter, fit_chains
 
 # Share of the time that trials may cost: plain steps where trees pay, and trees where they do not.
-TRIALS = 0.01
+TRIALS = 0.005
 # Most plain steps of a trial, and seconds after which it ends: a small model's first plain steps are not measured. One
 # step is enough if it is predicted to take ONE_PLAIN_SECONDS, which leaves a margin over LONG_SECONDS.
 PLAIN, PLAIN_SECONDS, ONE_PLAIN_SECONDS = 10, 3 * WARM_SECONDS, 1.25 * LONG_SECONDS

@@ -187,7 +187,7 @@ def adaptive(cell: Cell) -> float:
 @pytest.mark.long
 @pytest.mark.parametrize("factors", by_day(["as measured", "trees longer", "both longer", "plain shorter"], 2))
 def test_no_fixed_choice_is_much_faster(factors: str) -> None:
-    """Trials cost 1 %, and choices by few observations something more: a run begins with nothing learnt."""
+    """Trials cost 0.5 %, and choices by few observations something more: a run begins with nothing learnt."""
     found = {}
     for cell in product(MACHINES, TEXTS, (1, 4, 16), [factors]):
         best = min(fixed(cell, nodes) for nodes in (0, 1, 2, 4, 8))
