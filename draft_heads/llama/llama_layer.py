@@ -104,7 +104,7 @@ class DecoderLayer(nn.Module, ABC):
 
     @property
     def is_split(self) -> bool:
-        """Whether each rank has a part of the attention or of the MLP."""
+        """Whether tensor parallelism divides the weights of the attention or of the MLP among ranks."""
         return self.reduce is not None or self.mlp.reduce is not None
 
     def mixer(self, kernels: KernelSet | None, input_norm: RMSNorm | None = None) -> "Mixer":

@@ -210,7 +210,7 @@ class Scheduler:
     def _prompt_tokens(self, requests: Sequence[Request], size: TreeSize) -> int:
         """Return how many prompt tokens fit beside requests that compute one known token each, with trees of a size.
 
-        None now and then, so that the cost of the other rows is measured, unless a prompt has the first rank.
+        Now and then 0, so that the cost of the other rows is measured, but not while a prompt has the first rank.
         """
         if self.step_cost is None:
             return sys.maxsize

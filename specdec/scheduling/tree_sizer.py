@@ -91,7 +91,7 @@ class TreeSizer:
         self.begin_with(prior, num_first)
         # Steps in a row without trees for want of measurements.
         self._waited = 0
-        # Steps with trees that do not seem to pay, by too few measurements.
+        # Steps in a row that have trees though these seem not to pay, as too few were measured.
         self._doubted = 0
         # Number of the step in which the size is computed anew, and of that up to which the same rows decode plainly.
         self._next_fit, self._plain_until = 0, 0
@@ -198,10 +198,9 @@ class TreeSizer:
         best = self._best
         self._steps += 1
         pays = best.gain > (1 if self._drafts else MARGIN)
-        if self._drafts and not pays and self._doubted < MOST_DOUBTED and self.cost.checking.is_doubtful(sampled):
-            self._doubted, pays = self._doubted + 1, True
-        if self._drafts != pays:
-            self._doubted = 0
+        is_doubtful = self._drafts and not pays and self.cost.checking.is_doubtful(sampled)
+        self._doubted = self._doubted + 1 if is_doubtful else 0
+        if self._drafts != (pays or 0 < self._doubted <= MOST_DOUBTED):
             self._drafts, self._most_trees, self._spacing = not self._drafts, PLAIN_FIRST, 1
             self._plan_trial(sampled, known, plain, rows)
         if self._steps >= self._trial + self._trial_steps:
